@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from fedbilevel.federation.secure.shares import threshold
+from fedbilevel.federation.secure.masks import threshold
 
 RULES = frozenset(
     {

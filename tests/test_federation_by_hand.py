@@ -20,7 +20,7 @@ from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.fixed_point import block_scales, decode_mean, encode
 from fedbilevel.federation.secure.layout import MaskedExchange
-from fedbilevel.federation.secure.shares import combine, split, threshold
+from fedbilevel.federation.secure.masks import combine, split, threshold
 from fedbilevel.federation.server.guard import (
     implausible,
     not_finite,

@@ -14,8 +14,7 @@ import pytest
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments.channels import read_channel
 from fedbilevel.federation import Site, SiteLimits
-from fedbilevel.federation.foreign import read_json, shown
-from fedbilevel.federation.refusals import REASONS, RefusedError
+from fedbilevel.federation.refusals import REASONS, RefusedError, read_json, shown
 from fedbilevel.federation.server.guard import implausible
 from fedbilevel.federation.server.requests import Request, ask
 from fedbilevel.federation.wire import unpack

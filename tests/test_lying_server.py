@@ -25,9 +25,16 @@ from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS, RefusedError
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.federation.secure.layout import MaskedExchange
-from fedbilevel.federation.secure.masks import SiteKeys, add_mask, self_seed, sign
+from fedbilevel.federation.secure.masks import (
+    SiteKeys,
+    add_mask,
+    combine,
+    self_seed,
+    sign,
+    split,
+    threshold,
+)
 from fedbilevel.federation.secure.protocol import SecureSite
-from fedbilevel.federation.secure.shares import combine, split, threshold
 from fedbilevel.federation.secure.unmasking import Unmasking
 from fedbilevel.federation.signatures import (
     SiteIdentity,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fedbilevel.errors import RevealRefusedError
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.layout import MaskedExchange
-from fedbilevel.federation.secure.masks import SiteKeys
+from fedbilevel.federation.secure.masks import SiteKeys, threshold
 from fedbilevel.federation.secure.protocol import SecureSite
-from fedbilevel.federation.secure.shares import threshold
 from tests.masked import for_site
 from tests.masked_model import (
     RULES,

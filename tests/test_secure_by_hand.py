@@ -9,9 +9,8 @@ import pytest
 from fedbilevel.errors import InvalidInputError, RevealRefusedError, UnmaskingError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure.layout import BOX_BYTES, MaskedExchange
-from fedbilevel.federation.secure.masks import SiteKeys, pair_secret, sign
+from fedbilevel.federation.secure.masks import SiteKeys, pair_secret, sign, threshold
 from fedbilevel.federation.secure.protocol import SecureSite
-from fedbilevel.federation.secure.shares import threshold
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server import measuring
 from fedbilevel.federation.server.requests import Answers

@@ -33,11 +33,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-)
+from flwr.proto import runtime_pb2
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -76,12 +72,8 @@ from fedbilevel.federation.signatures import (
 from fedbilevel.runtime import configure
 from fedbilevel.tracking import from_anywhere, tracker
 
-PROCESS, PROGRESS, ERROR, LOG = (
-    "server.pid",
-    "progress.json",
-    "error.txt",
-    "server.log",
-)
+PROCESS, PROGRESS = "server.pid", "progress.json"
+ERROR, LOG = "error.txt", "server.log"
 _LOOK = 0.2  # seconds between two looks for the task
 _GRACE = 3.0  # seconds to end when asked; what was kept stays whole, however it ends
 server_app, client_app = ServerApp(), ClientApp()
@@ -107,33 +99,25 @@ class Served:
 
     def config(self) -> dict[str, Any]:
         """Return it as the configuration of a run: of files only the paths."""
-        keys, place = self.keys, self.preparation
-        files = (
-            [str(one.resolve()) for one in (keys.private, *keys.peers)] if keys else []
-        )
-        held = {
-            "keys": files,
-            "folder": str(self.folder.resolve()),
-            "preparation": str(place.resolve()) if place else None,
-            "track": from_anywhere(self.track) if self.track else None,
-            "tuning": self.tuning,
-            "terms": asdict(self.terms),
-        }
-        experiment = json.dumps(asdict(self.experiment))
-        return {"experiment": experiment, "served": json.dumps(held)}
+        held = asdict(self)
+        held["track"] = from_anywhere(self.track) if self.track else None
+        experiment = json.dumps(held.pop("experiment"))
+        served = json.dumps(held, default=lambda path: str(path.resolve()))
+        return {"experiment": experiment, "served": served}
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Served":
         """Read the configuration of a run."""
         held, experiment = (json.loads(config[n]) for n in ("served", "experiment"))
-        private, *peers = map(Path, held["keys"] or [""])
-        terms = {**held["terms"], "keys": tuple(held["terms"]["keys"])}
+        keys, place, terms = held["keys"], held["preparation"], held["terms"]
+        if keys is not None:
+            keys = KeyFiles(Path(keys["private"]), tuple(map(Path, keys["peers"])))
         return Served(
             checked(Experiment, experiment),
             Path(held["folder"]),
-            Terms(**terms),
-            KeyFiles(private, tuple(peers)) if held["keys"] else None,
-            Path(held["preparation"]) if held["preparation"] else None,
+            Terms(**{**terms, "keys": tuple(terms["keys"])}),
+            keys,
+            Path(place) if place else None,
             held["track"],
             held["tuning"],
         )
@@ -244,9 +228,7 @@ def _site(text: str, node: tuple[tuple[str, str], ...]) -> Site:
     try:
         return _built(json.loads(text), held)
     except FedbilevelError as error:
-        sentence = str(error).encode()
-        path = Path(held["state"]) / ERROR
-        write_atomically(path, sentence, mode=0o600)
+        write_atomically(Path(held["state"]) / ERROR, str(error), mode=0o600)
         raise
 
 
@@ -260,9 +242,12 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
     except TypeError as error:
         raise InvalidInputError(f"the settings of the server: {error}.") from error
     configure(experiment.precision, cores=1)
-    client, keys = int(held["client"]), None
+    client, keys, identity = int(held["client"]), None, None
     if "private_key" in held:
         keys = KeyFiles(Path(held["private_key"]), (Path(held["server_key"]),))
+    if "site_keys" in held:
+        public = [Path(path) for path in held["site_keys"].split(os.pathsep)]
+        identity = SiteIdentity.read(client, Path(held["private_key"]), public)
     (Path(held["state"]) / ERROR).unlink(missing_ok=True)
     return build_site(
         experiment,
@@ -272,23 +257,16 @@ def _built(settings: dict[str, Any], held: Mapping[str, str]) -> Site:
         holds=False,
         seal=site_seal(client, keys),
         limits=SiteLimits.read(dict(held)),
-        identity=_identity(client, held),
+        identity=identity,
         minimum=int(held.get("minimum", 2)),
     )
 
 
-def _identity(client: int, held: Mapping[str, str]) -> SiteIdentity | None:
-    if "site_keys" not in held:
-        return None
-    public = [Path(path) for path in held["site_keys"].split(os.pathsep)]
-    return SiteIdentity.read(client, Path(held["private_key"]), public)
-
-
+@dataclass(frozen=True)
 class _Bearer:
     """Brings the token of the SuperLink's guard."""
 
-    def __init__(self, token: str) -> None:
-        self.token = token
+    token: str
 
     def intercept(
         self, context: ProtobufRequestContext, call_next: ProtobufCall
@@ -310,8 +288,8 @@ def _client(address: str, root: bytes | None, *more: Any) -> RuntimeHttpClient:
 
 def _task_token(client: RuntimeHttpClient, run: int) -> str:
     """Wait for the task of a run; tasks of runs that are not awaited are dropped."""
+    asked = runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
     while True:
-        asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         answer = client.AcquireTask(asked)
         if answer.HasField("task") and answer.task.run_id == run:
             return answer.token
@@ -330,7 +308,7 @@ def main(arguments: Sequence[str]) -> None:
     client = _client(address, root, bearer, RuntimeTokenHttpInterceptor(token))
     grid._client = client
     HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
-    given = client.PullTaskInput(PullTaskInputRequest())
+    given = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
     grid.set_run(run_from_proto(given.run))
     TaskIdentity.task_id = given.task_id
     TaskIdentity.run_id = given.run.run_id
@@ -351,7 +329,7 @@ def _finish(client: RuntimeHttpClient, status: str) -> None:
     if client._retry_invoker is not None:
         client._retry_invoker.max_tries = 1
     try:
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
+        client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=status))
     except httpx.HTTPError:
         pass  # it notices that the task is not worked on
     finally:

@@ -37,7 +37,9 @@ def _keeping(change: Callable) -> Any:
     def changed(self: "KeptNodes", *arguments: Any, **more: Any) -> Any:
         with self.lock:
             result = change(self, *arguments, **more)
-            self._keep()
+            nodes = [MessageToDict(node) for node in self.nodes.values()]
+            text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
+            write_atomically(self._file, text, mode=0o600)
             return result
 
     return changed
@@ -80,18 +82,12 @@ class KeptNodes(InMemoryLinkState):
         known = super().get_run_status(run_ids)
         return {run: known.get(run, ended) for run in run_ids}
 
-    def _keep(self) -> None:
-        nodes = [MessageToDict(node) for node in self.nodes.values()]
-        text = json.dumps({"format": _FORMAT, "nodes": nodes}, indent=1)
-        write_atomically(self._file, text, mode=0o600)
-
 
 class _Objects(InMemoryObjectStore):
     """Objects in memory, where Flower would make a database of them."""
 
     def __init__(self, database_path: str) -> None:
-        super().__init__()
-        del database_path
+        super().__init__()  # and no file
 
     def initialize(self) -> None:
         """Begin without any."""

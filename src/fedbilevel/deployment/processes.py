@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedbilevel._files import make_private_folder
@@ -122,23 +123,17 @@ class Process:
     def end(self) -> None:
         """Ask it to end, and make it."""
         self.ask_to_end()
-        if self.running is None:
-            return
-        try:
-            self.running.wait(_ENOUGH)
-        except subprocess.TimeoutExpired:
-            pass
-        self.kill()
+        if self.running is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.running.wait(_ENOUGH)
+            self.kill()
 
     def kill(self) -> None:
         """End it at once, with what it started."""
-        if self.running is None:
-            return
-        try:
-            os.killpg(self.running.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.running.wait()
+        if self.running is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.running.pid, signal.SIGKILL)
+            self.running.wait()
 
 
 def tied(command: Sequence[str]) -> list[str]:

@@ -18,16 +18,8 @@ from fedbilevel._files import make_private_folder
 from fedbilevel._folders import RESULT, TRIAL_KEYS
 from fedbilevel._table_choices import FLAGS
 from fedbilevel.datasets.tables import READERS, kind_of
-from fedbilevel.deployment import apps
-from fedbilevel.deployment.processes import (
-    Process,
-    end_all,
-    free_port,
-    listens,
-    log_tail,
-    read_json,
-    wait_for_port,
-)
+from fedbilevel.deployment import apps, processes
+from fedbilevel.deployment.processes import Process, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, insisting, key_of, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
@@ -68,7 +60,7 @@ def serve_over_flower(
     node_keys = keys.peers if keys is not None and link.certificates else ()
     terms = replace(served.terms, keys=tuple(key_of(path) for path in node_keys))
     config = replace(served, terms=terms).config()
-    if listens(link.address):
+    if processes.listens(link.address):
         # Else the run would be given to a SuperLink that is not ours.
         raise InvalidInputError(
             f"somebody listens at {link.address} already: another server, or the "
@@ -95,10 +87,10 @@ def serve_over_flower(
         serving = _Serving(folder, link, config, servers, revive)
         return _until_done(serving, superlink, look)
     except KeyboardInterrupt:
-        done = read_json(folder / apps.PROGRESS).get("done", 0)
+        done = processes.read_json(folder / apps.PROGRESS).get("done", 0)
         raise KeyboardInterrupt(f"After round {done}. Kept in {folder}.") from None
     finally:
-        end_all([*servers, *crowd, superlink])
+        processes.end_all([*servers, *crowd, superlink])
 
 
 @dataclass
@@ -155,9 +147,10 @@ class _Serving:
             return False
         else:
             reason = f"the server did not begin within {_APPEAR:g} seconds"
+        words = processes.log_tail(server.log)
         raise FedbilevelError(
-            f"{reason}. Its last words: {log_tail(server.log)} The SuperLink's: "
-            f"{log_tail(self.folder / 'superlink.log')}"
+            f"{reason}. Its last words: {words} The SuperLink's: "
+            f"{processes.log_tail(self.folder / 'superlink.log')}"
         )
 
 
@@ -189,8 +182,8 @@ class _Look:
             node.revive()
         self._say_new_lines()
         # It may be half written.
-        self._progress = read_json(self.folder / apps.PROGRESS) or self._progress
-        known = self._progress
+        known = processes.read_json(self.folder / apps.PROGRESS) or self._progress
+        self._progress = known
         exchange = known.get("exchange", {})
         if exchange:
             self.about("running", _who(exchange))
@@ -265,7 +258,7 @@ def federate(
             f"--tune with nodes '{nodes}': Flower's own nodes forget their steps "
             f"between two messages. Choose {KINDS[0]}."
         )
-    where = f"127.0.0.1:{free_port()}"
+    where = f"127.0.0.1:{processes.free_port()}"
     link = SuperLink(where, folder, certificates=None, remembers=False)
     make = persistent_node if nodes == "persistent" else _stock
     keys = make_keys(folder, experiment.sites)
@@ -302,13 +295,6 @@ def make_keys(folder: Path, clients: int) -> KeyFiles:
         make_key_pair(folder / TRIAL_KEYS / name)
     peers = [folder / TRIAL_KEYS / f"{client}.pub" for client in range(clients)]
     return KeyFiles(folder / TRIAL_KEYS / "server", tuple(peers))
-
-
-def _site_keys(folder: Path, client: int) -> KeyFiles:
-    """Return the keys that were made for one client."""
-    return KeyFiles(
-        folder / TRIAL_KEYS / str(client), (folder / TRIAL_KEYS / "server.pub",)
-    )
 
 
 def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
@@ -350,9 +336,10 @@ def persistent_node(
         where += ("--insecure",)
     else:
         where += ("--root-certificates", str(link.certificates / "ca.crt"))
-    keys = _site_keys(folder, client)
-    known = ("--private-key", str(keys.private), "--server-key", str(keys.peers[0]))
-    measured = ("--measure", "scalars") if _measures(experiment) else ()
+    own, server = folder / TRIAL_KEYS / str(client), folder / TRIAL_KEYS / "server.pub"
+    known = ("--private-key", str(own), "--server-key", str(server))
+    # All rows of a trial belong to its user, but with noise nobody may measure.
+    measured = () if experiment.noise else ("--measure", "scalars")
     for path in _all_sites(experiment, folder):
         known += ("--site-key", str(path))
     words = ("node", *experiment.arguments(shared=True), "--client", str(client))
@@ -361,19 +348,13 @@ def persistent_node(
     return Process(f"node-{client}", command, folder)
 
 
-def _measures(experiment: Experiment) -> bool:
-    """Say whether nodes measure: all rows of a trial belong to its user."""
-    return not experiment.noise
-
-
 def _stock(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
-    keys = _site_keys(folder, client)
     paths = {
         "state": folder / "nodes" / str(client),
-        "private_key": keys.private,
-        "server_key": keys.peers[0],
+        "private_key": folder / TRIAL_KEYS / str(client),
+        "server_key": folder / TRIAL_KEYS / "server.pub",
     }
     held = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
     # A node takes user files from its operator alone.
@@ -381,14 +362,14 @@ def _stock(
         named = getattr(experiment, kind)
         if named is not None and tasks.is_file(named):
             held.append(f"{kind}={json.dumps(named)}")
-    held += ['measure="scalars"'] if _measures(experiment) else []
+    held += [] if experiment.noise else ['measure="scalars"']
     others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
     held += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
     config = " ".join([f'client={client} trial="true"', *held])
     command = [
         program("flower-supernode"),
         *("--insecure", "--superlink", link.address),
-        *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", str(processes.free_port())),
         *("--node-config", config),
     ]
     error = folder / "nodes" / str(client) / apps.ERROR

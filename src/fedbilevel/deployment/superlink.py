@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.cli.constant import (
-    ACCESS_TOKEN_STORE_KEY,
-    AUTHN_TYPE_STORE_KEY,
-    REFRESH_TOKEN_STORE_KEY,
-)
+from flwr.cli import constant
 from flwr.common.constant import AuthnType
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
@@ -216,9 +212,9 @@ class SuperLink:
     def _credentials(self) -> str:
         """Return the token as Flower's commands keep one after `flwr login`."""
         held = {
-            AUTHN_TYPE_STORE_KEY: AuthnType.OIDC,
-            ACCESS_TOKEN_STORE_KEY: self.token,
-            REFRESH_TOKEN_STORE_KEY: self.token,
+            constant.AUTHN_TYPE_STORE_KEY: AuthnType.OIDC,
+            constant.ACCESS_TOKEN_STORE_KEY: self.token,
+            constant.REFRESH_TOKEN_STORE_KEY: self.token,
         }
         return json.dumps(
             {

@@ -12,8 +12,7 @@ from typing import Any
 
 from fedbilevel import algorithms
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.federation.foreign import is_plain
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain
 from fedbilevel.federation.server.measuring import KINDS
 from fedbilevel.result import to_plain
 from fedbilevel.runtime.job import OWN_COLUMNS

@@ -10,8 +10,7 @@ from typing import Any
 
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.searching import is_searched
-from fedbilevel.federation.foreign import is_plain
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain
 
 _MOST_STEPS, _LONGEST, _LARGEST_SEED = 32, 40, 2**32 - 1
 

@@ -27,11 +27,11 @@ from fedbilevel.federation.wire import PROTOCOL, Header
 from fedbilevel.runtime.job import Kept
 
 START = 0  # the exchange after which a client stands before any
-# A server that fails and is started again every half minute needs three days for these.
-_MOST_ATTEMPTS = 10_000
-# At twenty exchanges a second a site would have missed five months of them.
-_MOST_STEPS = 2**28
-_COUNTERS = ("number", "exchange", "round", "index")
+# How far a counter goes at once. A server that fails and is started again every half
+# minute needs three days for the attempts. At twenty exchanges a second a site would
+# have missed five months of them.
+_MOST = {"attempt": 10_000}
+_MOST |= dict.fromkeys(("number", "exchange", "round", "index"), 2**28)
 
 
 def put_aside(path: Path, error: Exception) -> None:
@@ -71,13 +71,13 @@ class Newest:
                 f"request {header.number} of attempt {header.attempt}, after "
                 f"{self.number} was answered",
             )
-        if header.attempt > self.attempt + _MOST_ATTEMPTS:
-            raise RefusedError("jump", self._too_far("attempt", header.attempt))
-        for name in _COUNTERS:
+        for name, most in _MOST.items():
+            held, value = getattr(self, name), getattr(header, name)
             # Of a new attempt the requests are counted anew.
-            start = 0 if name == "number" and not again else getattr(self, name)
-            if getattr(header, name) > start + _MOST_STEPS:
-                raise RefusedError("jump", self._too_far(name, getattr(header, name)))
+            start = 0 if name == "number" and not again else held
+            if value > start + most:
+                text = f"{name} {value} cannot be reached from {held}"
+                raise RefusedError("jump", text)
         # A client does not stand after what is asked of it.
         asks = header.kind == "exchange"
         if not header.kept <= header.accepted <= header.exchange - asks:
@@ -89,16 +89,9 @@ class Newest:
 
     def after(self, header: Header) -> "Newest":
         """Return what is newest after a request was answered."""
-        return Newest(
-            header.attempt,
-            header.number,
-            max(self.exchange, header.exchange),
-            max(self.round, header.round),
-            max(self.index, header.index),
-        )
-
-    def _too_far(self, name: str, value: int) -> str:
-        return f"{name} {value} cannot be reached from {getattr(self, name)}"
+        names = ("exchange", "round", "index")
+        largest = [max(getattr(self, name), getattr(header, name)) for name in names]
+        return Newest(header.attempt, header.number, *largest)
 
 
 class SiteCheckpoints:

@@ -32,14 +32,8 @@ from fedbilevel._files import write_atomically
 from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.federation.foreign import read_json
-from fedbilevel.federation.own_rows import (
-    OwnRows,
-    is_old,
-    rows_of_data,
-    rows_of_files,
-)
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation import own_rows
+from fedbilevel.federation.refusals import RefusedError, read_json
 from fedbilevel.federation.spent import Spent
 from fedbilevel.federation.wire import Bytes, Header, sha256_of
 from fedbilevel.runtime.job import Job
@@ -52,8 +46,7 @@ from fedbilevel.runtime.privacy import (
     release_of,
 )
 
-MEASURES = ("none", "scalars")
-COHORTS = ("any", "apart")
+_CHOICES = {"measure": ("none", "scalars"), "cohorts": ("any", "apart")}
 # Single numbers by which a server scales the steps of a site; it divides by the first.
 _OF_STEPS = ("curvature", "damping", "stride", "halvings")
 _FEDERATIONS = 64  # of which the last measurement is remembered
@@ -92,21 +85,16 @@ class SiteLimits(Limits):
     """
 
     def __post_init__(self) -> None:
-        if self.measure not in (None, *MEASURES):
-            raise InvalidInputError(
-                f"measure='{self.measure}': choose {' or '.join(MEASURES)}."
-            )
-        if self.cohorts not in (None, *COHORTS):
-            raise InvalidInputError(
-                f"cohorts='{self.cohorts}': choose {' or '.join(COHORTS)}."
-            )
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, str):
+        for name, value in vars(self).items():
+            if value is None:
                 continue
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            if name in _CHOICES:
+                if value not in _CHOICES[name]:
+                    choices = " or ".join(_CHOICES[name])
+                    raise InvalidInputError(f"{name}='{value}': choose {choices}.")
+            elif not (value > 0 and math.isfinite(value)):
                 raise InvalidInputError(
-                    f"{one.name}={value}: a limit is above 0 and finite. Leave it out "
+                    f"{name}={value}: a limit is above 0 and finite. Leave it out "
                     "to have none."
                 )
 
@@ -184,7 +172,7 @@ class SiteLimits(Limits):
     @staticmethod
     def read(given: dict[str, Any]) -> "SiteLimits":
         """Read limits from names and texts, as Flower's node configuration has them."""
-        kinds: dict[str, type] = dict.fromkeys(("measure", "cohorts"), str)
+        kinds: dict[str, type] = dict.fromkeys(_CHOICES, str)
         kinds |= dict.fromkeys(("max_epsilon", "largest_point"), float)
         names = [one.name for one in fields(SiteLimits) if one.name in given]
         try:
@@ -254,8 +242,10 @@ class SiteLedger:
         self.measures = limits.measures(job)
         self.spent, self.rows = Spent(), None
         if folder is not None:
-            files = None if source is None else rows_of_files(source)
-            self.rows = OwnRows(folder, files or rows_of_data(job.data))
+            rows = own_rows.rows_of_data(job.data)
+            if source is not None:
+                rows = own_rows.rows_of_files(source)
+            self.rows = own_rows.OwnRows(folder, rows)
             with self._all():
                 pass  # what cannot be read is said before anything is asked
 
@@ -322,7 +312,7 @@ class SiteLedger:
             return ""
         with self._all() as before:
             if self.rows is not None:
-                old = [one.name for one in self.rows.others() if is_old(one)]
+                old = [one.name for one in self.rows.others() if own_rows.is_old(one)]
         if not before.releases.total():
             return ""
         found = epsilon_of(before.releases, privacy.delta)

@@ -19,14 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedbilevel._files import (
-    DAMAGED,
-    locked,
-    make_private_folder,
-    map_array,
-    naming_damage,
-    write_atomically,
-)
+from fedbilevel import _files
 from fedbilevel.errors import CheckpointError
 from fedbilevel.problem import Data
 from fedbilevel.problem.stored_rows import is_stored
@@ -49,7 +42,7 @@ class OwnRows:
 
     def __init__(self, folder: Path, rows: Iterable[bytes]) -> None:
         self.folder = folder
-        make_private_folder(folder)
+        _files.make_private_folder(folder)
         with self.locked():
             self.key = self._read_key()
             self.secret = blake2b(key=self.key, person=_DRAWS).digest()
@@ -59,12 +52,12 @@ class OwnRows:
             held = folder / f"{whole}{_ROWS}"
             if not held.exists():
                 save = lambda file: np.save(file, self.rows)  # noqa: E731
-                write_atomically(held, save, mode=0o600)
+                _files.write_atomically(held, save, mode=0o600)
         self._shared = {whole: True}
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out that write ledgers into this folder."""
-        return locked(self.folder / _LOCK)
+        return _files.locked(self.folder / _LOCK)
 
     def others(self) -> list[Path]:
         """Return the other ledgers in the folder that are about some of these rows.
@@ -81,10 +74,10 @@ class OwnRows:
         if name not in self._shared:
             held = ledger.with_name(f"{name}{_ROWS}")
             try:
-                rows = map_array(held)
+                rows = _files.map_array(held)
                 if self._name(rows) != name:
                     raise ValueError(f"it was changed, or {_KEY} was")
-            except DAMAGED as error:
+            except _files.DAMAGED as error:
                 raise CheckpointError(
                     f"{held} cannot be read ({error}), so that it is unknown whether "
                     f"{ledger.name} is about rows of this site. Put back a copy, or "
@@ -104,7 +97,7 @@ class OwnRows:
             if len(key) == _KEY_BYTES:
                 return key
         elif not any(self.folder.glob(f"*{_ROWS}")):
-            write_atomically(path, os.urandom(_KEY_BYTES), mode=0o600)
+            _files.write_atomically(path, os.urandom(_KEY_BYTES), mode=0o600)
             return path.read_bytes()
         raise CheckpointError(
             f"{path} is damaged or gone, so that it is unknown which ledgers are about "
@@ -142,9 +135,9 @@ def rows_of_files(place: Path) -> Iterator[bytes]:
     """
     inside = sorted(place.rglob("*")) if place.is_dir() else [place]
     for file in filter(Path.is_file, inside):
-        with naming_damage(file):
+        with _files.naming_damage(file):
             if file.suffix == ".npy":
-                yield from _rows_of(map_array(file))
+                yield from _rows_of(_files.map_array(file))
             elif file.suffix == ".npz" and file == place:
                 with np.load(file, allow_pickle=False) as held:
                     for array in held.values():

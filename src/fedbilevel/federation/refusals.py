@@ -1,4 +1,4 @@
-"""Why a packet is not taken: a list of reasons that both sides know.
+"""What comes from a peer is read strictly, shown safely, and refused for a reason.
 
 A refusal is sent in the clear, under masks too. So a site sends the name of
 a reason and nothing else: what exactly was wrong, with its numbers, is shown at the
@@ -7,11 +7,16 @@ from the packet, the settings and what was answered before, and never from rows.
 one exception is `not-finite` without masks and noise, where the reply would show it.
 """
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedbilevel._text import shown
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.foreign import shown
+
+_DEEPEST = 12  # levels of lists and objects in one another
+_DIGITS = 20  # of a whole number: all below 2^64 have no more
 
 REASONS: Mapping[str, str] = {
     "algorithm": "the site built another algorithm",
@@ -69,18 +74,83 @@ class RefusedError(FedbilevelError):
         return {"reason": self.reason if known else "internal"}
 
 
-def refusal_of(error: Exception) -> RefusedError:
-    """Return the refusal that an error in reading a packet is.
+def refusal_of(error: Exception) -> tuple[RefusedError, str]:
+    """Return the refusal that an error in reading a packet is, and its text for here.
 
     What a check foresees is a `RefusedError` already. Anything else is an unforeseen
     packet, and its sender learns nothing more.
     """
     if isinstance(error, RefusedError):
-        return error
-    return RefusedError("internal", f"reading it raised {type(error).__name__}")
+        return error, str(error)
+    refusal = RefusedError("internal", f"reading it raised {type(error).__name__}")
+    return refusal, f"{refusal}, {shown(str(error))}"
 
 
-def refusal_read(info: Mapping[str, Any]) -> RefusedError:
-    """Return the refusal that a site sent; its words are those of the list."""
-    reason = str(info.get("reason"))
-    return RefusedError(reason, REASONS.get(reason, "a reason that is not known here"))
+class RefusedThereError(RefusedError):
+    """A refusal that a site sent as `info`; its words are those of the list."""
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        reason = str(info.get("reason"))
+        super().__init__(reason, REASONS.get(reason, "a reason that is not known here"))
+
+
+def is_plain(text: Any, most: int) -> bool:
+    """Say whether this is a text of at most `most` characters that shows as it is."""
+    return isinstance(text, str) and shown(text, most) == text
+
+
+def read_json(text: bytes) -> Any:
+    """Return what a text in UTF-8 says, or raise ValueError.
+
+    What JSON leaves open is refused: a name twice in an object, numbers that are not
+    finite or too long for a computer's, halves of characters, endless nesting.
+    """
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_number,
+            parse_int=_whole,
+        )
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    _check(value, 0)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a name twice")
+    return made
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is beyond the range of numbers")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a whole number has {len(text)} digits")
+    return int(text)
+
+
+def _check(value: Any, depth: int) -> None:
+    """Raise for halves of characters, and for what lies too deep."""
+    if isinstance(value, str):
+        value.encode("utf-8")  # of a half a UnicodeEncodeError, which is a ValueError
+    if not isinstance(value, dict | list):
+        return
+    if depth == _DEEPEST:
+        raise ValueError("nested too deeply")
+    inside = [*value, *value.values()] if isinstance(value, dict) else value
+    for one in inside:
+        _check(one, depth + 1)

@@ -11,20 +11,15 @@ what was signed for one purpose cannot be shown for another. Needs `cryptography
 comes with `fedbilevel[flower]`.
 """
 
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import (
-    decode_dss_signature,
-    encode_dss_signature,
-)
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -36,15 +31,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedbilevel._files import DAMAGED, write_atomically
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.federation import wire
 from fedbilevel.federation.refusals import RefusedError
-from fedbilevel.federation.wire import (
-    CHECKSUM,
-    EVERYONE,
-    PROTOCOL,
-    Parts,
-    Seal,
-    sha256_of,
-)
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -53,8 +41,8 @@ _LARGEST = 384  # bits of a key
 _NUMBER_BYTES = _LARGEST // 8  # of each of the two numbers of a signature
 SIGNATURE_BYTES = 2 * _NUMBER_BYTES
 _HASH = ec.ECDSA(hashes.SHA384())
-_REQUEST = f"fedbilevel request, protocol {PROTOCOL}".encode()
-_REPLY = f"fedbilevel reply, protocol {PROTOCOL}".encode()
+_REQUEST = f"fedbilevel request, protocol {wire.PROTOCOL}".encode()
+_REPLY = f"fedbilevel reply, protocol {wire.PROTOCOL}".encode()
 _MASKING = b"fedbilevel masking key"
 _AUTHOR_BYTES = 4  # of the signer
 
@@ -95,14 +83,9 @@ def make_key_pair(path: Path) -> None:
     """Write a new key as ssh-keygen does, and the public one beside it, NAME.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-
-    def write(file: BinaryIO) -> None:
-        os.fchmod(file.fileno(), 0o600)  # before there is anything to read in it
-        file.write(text)
-
+    write_atomically(path, text, mode=0o600)
     public = public_bytes(key.public_key()) + b"\n"
-    write_atomically(path, write)
-    write_atomically(path.with_name(f"{path.name}.pub"), lambda f: f.write(public))
+    write_atomically(path.with_name(f"{path.name}.pub"), public)
 
 
 def public_bytes(key: PublicKey) -> bytes:
@@ -112,7 +95,7 @@ def public_bytes(key: PublicKey) -> bytes:
 
 def sign(key: PrivateKey, purpose: bytes, message: bytes) -> bytes:
     """Return a signature of `SIGNATURE_BYTES` bytes."""
-    r, s = decode_dss_signature(key.sign(purpose + b"\0" + message, _HASH))
+    r, s = utils.decode_dss_signature(key.sign(purpose + b"\0" + message, _HASH))
     return r.to_bytes(_NUMBER_BYTES, "big") + s.to_bytes(_NUMBER_BYTES, "big")
 
 
@@ -123,7 +106,7 @@ def is_signed(key: PublicKey, purpose: bytes, message: bytes, signature: bytes) 
     r = int.from_bytes(signature[:_NUMBER_BYTES], "big")
     s = int.from_bytes(signature[_NUMBER_BYTES:], "big")
     try:
-        key.verify(encode_dss_signature(r, s), purpose + b"\0" + message, _HASH)
+        key.verify(utils.encode_dss_signature(r, s), purpose + b"\0" + message, _HASH)
     except InvalidSignature:
         return False
     return True
@@ -141,6 +124,7 @@ class KeyFiles:
     peers: tuple[Path, ...]
 
 
+@dataclass(frozen=True)
 class Signatures:
     """The seal of one side: it signs with its own key, and knows those of its peers.
 
@@ -149,33 +133,26 @@ class Signatures:
     for the purpose `writes`; marks are read for the purpose `reads`.
     """
 
+    own: int
+    private: PrivateKey
+    peers: Mapping[int, PublicKey]
+    writes: bytes
+    reads: bytes
     size = _AUTHOR_BYTES + SIGNATURE_BYTES
 
-    def __init__(
-        self,
-        own: int,
-        private: PrivateKey,
-        peers: Mapping[int, PublicKey],
-        *,
-        writes: bytes,
-        reads: bytes,
-    ) -> None:
-        self._own, self._private, self._peers = own, private, dict(peers)
-        self._writes, self._reads = writes, reads
-
-    def mark(self, content: Parts) -> bytes:
+    def mark(self, content: wire.Parts) -> bytes:
         """Return the signer, and the signature."""
-        signature = sign(self._private, self._writes, sha256_of(content))
-        return self._own.to_bytes(_AUTHOR_BYTES, "big") + signature
+        signature = sign(self.private, self.writes, wire.sha256_of(content))
+        return self.own.to_bytes(_AUTHOR_BYTES, "big") + signature
 
-    def author(self, content: Parts, mark: bytes) -> int:
+    def author(self, content: wire.Parts, mark: bytes) -> int:
         """Return the signer; refuse content without a known one."""
         number = int.from_bytes(mark[:_AUTHOR_BYTES], "big")
-        key, signature = self._peers.get(number), mark[_AUTHOR_BYTES:]
+        key, signature = self.peers.get(number), mark[_AUTHOR_BYTES:]
         # Of long packets SHA-256 is several times faster than the SHA-384 of a
         # signature.
-        found = sha256_of(content)
-        if key is None or not is_signed(key, self._reads, found, signature):
+        found = wire.sha256_of(content)
+        if key is None or not is_signed(key, self.reads, found, signature):
             raise RefusedError(
                 "signature",
                 "not signed with a key that is known here: somebody else's packet, a "
@@ -184,10 +161,10 @@ class Signatures:
         return number
 
 
-def server_seal(keys: KeyFiles | None) -> Seal:
+def server_seal(keys: KeyFiles | None) -> wire.Seal:
     """Return the server's seal, which is a checksum without keys."""
     if keys is None:
-        return CHECKSUM
+        return wire.CHECKSUM
     peers = {client: read_public_key(path) for client, path in enumerate(keys.peers)}
     first: dict[bytes, int] = {}
     for client, key in peers.items():
@@ -198,15 +175,15 @@ def server_seal(keys: KeyFiles | None) -> Seal:
                 f"{keys.peers[client]}. Make one for every site."
             )
     private = read_private_key(keys.private)
-    return Signatures(EVERYONE, private, peers, writes=_REQUEST, reads=_REPLY)
+    return Signatures(wire.EVERYONE, private, peers, writes=_REQUEST, reads=_REPLY)
 
 
-def site_seal(client: int, keys: KeyFiles | None) -> Seal:
+def site_seal(client: int, keys: KeyFiles | None) -> wire.Seal:
     """Return the seal of one client, which is a checksum without keys."""
     if keys is None:
-        return CHECKSUM
+        return wire.CHECKSUM
     (server_key,) = keys.peers
-    peers = {EVERYONE: read_public_key(server_key)}
+    peers = {wire.EVERYONE: read_public_key(server_key)}
     private = read_private_key(keys.private)
     return Signatures(client, private, peers, writes=_REPLY, reads=_REQUEST)
 

@@ -17,32 +17,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import combine
+from fedbilevel._text import shown
 from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
+from fedbilevel.federation import wire
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.draws import Draws
-from fedbilevel.federation.foreign import shown
 from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
 from fedbilevel.federation.site_work import SiteWork
-from fedbilevel.federation.wire import (
-    CHECKSUM,
-    EVERYONE,
-    NOTICE,
-    SPARE,
-    Bytes,
-    Carried,
-    Header,
-    Seal,
-    digest,
-    in_mask,
-    pack,
-    sha256_of,
-    size_of,
-    unpack,
-    unpack_tree,
-)
+from fedbilevel.federation.wire import Bytes, Carried, Header, Seal
 from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
 from fedbilevel.runtime.job import Job, Kept, Where
 
@@ -94,7 +79,7 @@ class Site:
         holds: bool = True,
         conclude: Callable[[PyTree], Mapping[str, Any]] | None = None,
         report: Callable[[str], None] = lambda text: None,
-        seal: Seal = CHECKSUM,
+        seal: Seal = wire.CHECKSUM,
         limits: SiteLimits | None = None,
         identity: "SiteIdentity | None" = None,
         minimum: int = 2,
@@ -123,7 +108,7 @@ class Site:
         self._secrets: dict[str, SiteSecrets] = {}
         self._common: dict[Where, list[bool]] = {}
         shapes = (self.work.state, *self.work.sent.values())
-        self.largest = max(map(size_of, shapes)) + SPARE
+        self.largest = max(map(wire.size_of, shapes)) + wire.SPARE
 
     def handle(self, packet: Carried) -> bytes:
         """Answer a packet, whatever it holds, or what came in the place of one.
@@ -133,19 +118,18 @@ class Site:
         """
         header = Header("refused", "", "", "", self.client, 0)
         try:
-            header, listed, body = unpack(packet, self.largest, self.seal)
-            if header.kind == NOTICE:
+            header, listed, body = wire.unpack(packet, self.largest, self.seal)
+            if header.kind == wire.NOTICE:
                 return self._heed(header, packet)
-            asked = (header, listed, sha256_of([body]))
+            asked = (header, listed, wire.sha256_of([body]))
             if asked != self._answered[0]:
                 self._answered = (asked, self._answer(header, listed, body))
             return self._answered[1]
         except Exception as error:
-            refusal = refusal_of(error)
-            more = "" if refusal is error else f", {shown(str(error))}"
-            what = "notice" if header.kind == NOTICE else "packet"
-            self.report(f"{what} refused: {refusal}{more}")
-            if header.kind == NOTICE:
+            refusal, told = refusal_of(error)
+            what = "notice" if header.kind == wire.NOTICE else "packet"
+            self.report(f"{what} refused: {told}")
+            if header.kind == wire.NOTICE:
                 return b""
             return self._reply(replace(header, kind="refused", info=refusal.sent()))
 
@@ -194,12 +178,12 @@ class Site:
         return reply
 
     def _reply(self, header: Header, leaves: Sequence[np.ndarray] = ()) -> bytes:
-        return pack(replace(header, client=self.client), leaves, seal=self.seal)
+        return wire.pack(replace(header, client=self.client), leaves, seal=self.seal)
 
     def _check(self, header: Header) -> None:
-        if header.client != EVERYONE:
+        if header.client != wire.EVERYONE:
             raise RefusedError("client", f"comes from client {header.client}")
-        if not in_mask(self.client, header.addressees):
+        if not wire.in_mask(self.client, header.addressees):
             raise RefusedError("client", "is meant for other clients")
         held = self._checkpoints(header.federation)
         forgot = self.follow is not None and header.federation != self._followed
@@ -273,12 +257,11 @@ class Site:
             raise RefusedError(
                 "phase", f"'{header.name:.40}' where '{link.phase.name}' is due"
             )
-        sent = unpack_tree(listed, body, self.work.sent[where], self._held)
+        sent = wire.unpack_tree(listed, body, self.work.sent[where], self._held)
         self.ledger.limits.check_point(sent)
         checkpoints = self.checkpoints[header.federation]
         base = checkpoints.at(header.accepted)
-        renewed = base is None
-        names = [digest(leaf) for leaf in jax.tree.leaves(sent)]
+        names = [wire.digest(leaf) for leaf in jax.tree.leaves(sent)]
         turn = self._draws.turn(self.work.job, header, names)
         before = checkpoints.start if base is None else base
         about = name_of_reply(header, names, self._masks)
@@ -295,7 +278,7 @@ class Site:
                 name: leaf.copy() if leaf.nbytes < _SHORT else leaf
                 for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
-        return self._reply(replace(header, info={"renewed": renewed}), leaves)
+        return self._reply(replace(header, info={"renewed": base is None}), leaves)
 
     def _bear(self, before: Kept) -> Kept:
         """Return what to keep after a reply that is not finite.
@@ -325,7 +308,7 @@ class Site:
         # them the server sees the reply, which has this site's share of noise alone.
         cohort = job.cohort(self.work.links[where].phase)
         shares = min(self.minimum, cohort) if self._masks else 1
-        told = map(digest, jax.tree.leaves(found[1]))
+        told = map(wire.digest, jax.tree.leaves(found[1]))
         self.ledger.exchange(
             self.work.blocks.get(where, 0), shares, header.federation, [about, *told]
         )
@@ -388,7 +371,7 @@ class Site:
 
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""
-        server = unpack_tree(listed, body, self.work.state)
+        server = wire.unpack_tree(listed, body, self.work.state)
         self.ledger.limits.check_point(server)
         checkpoints = self.checkpoints[header.federation]
         kept = checkpoints.at(header.accepted) or checkpoints.start

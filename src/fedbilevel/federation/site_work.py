@@ -26,7 +26,7 @@ class SiteWork:
 
     `seen` is the job that is measured, if any is. `state` and `sent` have the shapes of
     the server's state and of what travels here in each phase, `blocks` those of a
-    reply that count in epsilon.
+    reply that count in epsilon. `is_noisy` says whether replies carry noise.
     """
 
     def __init__(self, job: Job) -> None:
@@ -35,6 +35,7 @@ class SiteWork:
         self.programs: dict[Any, Callable] = {}
         privacy = job.channel.privacy
         self._noise = SiteNoise(privacy) if privacy and is_noisy(job) else None
+        self.is_noisy = self._noise is not None
         self.blocks = blocks_of(job) if self._noise else {}
         self.state = jax.eval_shape(start_server, job)
         self._messages = {
@@ -45,11 +46,6 @@ class SiteWork:
             where: jax.eval_shape(job.channel.sent, message)
             for where, message in self._messages.items()
         }
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether replies carry noise."""
-        return self._noise is not None
 
     def take(self, job: Job, seen: Job | None) -> None:
         """Work on another job of the same shapes, and measure on `seen`."""
@@ -81,7 +77,7 @@ class SiteWork:
     def measure(self, server: PyTree, own: PyTree) -> dict[str, np.ndarray]:
         """Return the loss and the metrics at a point."""
         assert self.seen is not None
-        return self._run(self._measured, self.seen, (), server, own)
+        return self._run(client_scalars, self.seen, (0,), server, own)
 
     def _work(self, job: Job, where: Where, sent: PyTree, kept: Kept, turn: Turn):
         heard = job.channel.received(sent, self._messages[where])
@@ -93,11 +89,8 @@ class SiteWork:
         job = replace(job, channel=job.channel.protected())
         return _link(job, where).code(change, kept, turn)
 
-    def _measured(self, job: Job, server: PyTree, own: PyTree) -> PyTree:
-        return client_scalars(job, 0, server, own)
-
     def _run(
-        self, function: Callable, job: Job, where: tuple[Where, ...], *arguments: Any
+        self, function: Callable, job: Job, where: tuple[Any], *arguments: Any
     ) -> Any:
         """Run a program; the first time says that it compiles, and may be ended."""
         arrays, static = eqx.partition(job, eqx.is_array)

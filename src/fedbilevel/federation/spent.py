@@ -9,8 +9,8 @@ from typing import Any
 
 from fedbilevel._files import write_atomically
 from fedbilevel.errors import CheckpointError
-from fedbilevel.federation.foreign import read_json
 from fedbilevel.federation.own_rows import is_old
+from fedbilevel.federation.refusals import read_json
 from fedbilevel.runtime.privacy import IN_THE_CLEAR, Release
 
 

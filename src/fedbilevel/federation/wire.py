@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.foreign import is_plain, read_json
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain, read_json
 
 PROTOCOL = 6
 EVERYONE = 2**32 - 1  # as the client of a packet: it is for every receiver
@@ -61,12 +60,9 @@ def sha256_of(parts: Parts) -> bytes:
 
 
 class Seal(Protocol):
-    """Makes the bytes by which a receiver knows a packet for what was sent."""
+    """Makes marks, of `size` bytes, by which receivers know what was sent."""
 
-    @property
-    def size(self) -> int:
-        """The number of bytes of every mark."""
-        ...
+    size: int
 
     def mark(self, content: Parts) -> bytes:
         """Return the mark of what is sent, given in parts."""
@@ -189,12 +185,11 @@ def pack(
     for leaf in leaves:
         value = np.asarray(leaf, order="C")
         value = value.astype(_type_of(_kind_of(value)), copy=False)
-        here = not known or digest(value) not in known
-        listed.append(
-            [_kind_of(value), list(value.shape), None if here else digest(value)]
-        )
-        if here:
+        name = digest(value) if known else None
+        if name not in known:
+            name = None
             body.append(_bytes_of(value))
+        listed.append([_kind_of(value), list(value.shape), name])
     head = {**asdict(header), "leaves": listed}
     text = json.dumps(head, sort_keys=True, separators=(",", ":"), allow_nan=False)
     rest = [text.encode(), *body]
@@ -278,15 +273,15 @@ def unpack_tree(
         raise RefusedError("shape", f"{len(listed)} leaves, {len(expected)} expected")
     for entry, (kind, shape) in zip(listed, expected, strict=True):
         reference = _check_entry(entry, kind, shape)
-        if reference is not None:
-            if held is None or reference not in held:
-                raise RefusedError("unknown", "refers to a leaf that is not held here")
-            if spec_of(held[reference]) != ((kind, shape),):
-                raise RefusedError("shape", "refers to a leaf of another shape")
+        if reference is None:
+            leaves.append(_leaf(body, position, kind, shape))
+            position += leaves[-1].nbytes
+        elif held is None or reference not in held:
+            raise RefusedError("unknown", "refers to a leaf that is not held here")
+        elif spec_of(held[reference]) != ((kind, shape),):
+            raise RefusedError("shape", "refers to a leaf of another shape")
+        else:
             leaves.append(held[reference])
-            continue
-        leaf, position = _leaf(body, position, kind, shape)
-        leaves.append(leaf)
     if position != len(body):
         raise RefusedError("oversized", f"{len(body) - position} bytes too many")
     if finite and not all(np.isfinite(leaf).all() for leaf in leaves):
@@ -300,17 +295,14 @@ def unpack_start(listed: list, body: Bytes) -> list[np.ndarray]:
     return unpack_tree(listed, body, like)
 
 
-def _leaf(
-    body: Bytes, position: int, kind: str, shape: tuple[int, ...]
-) -> tuple[np.ndarray, int]:
-    """Return the leaf at a place of the body, which is not copied, and its end."""
+def _leaf(body: Bytes, position: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the leaf at a place of the body, which is not copied."""
     count, numbers = math.prod(shape), _type_of(kind)
-    end = position + count * numbers.itemsize
-    if end > len(body):
+    if position + count * numbers.itemsize > len(body):
         raise RefusedError("truncated", f"{len(body)} bytes of leaves are too few")
     if not count:
-        return np.zeros(shape, numbers), end
-    return np.frombuffer(body, numbers, count, position).reshape(shape), end
+        return np.zeros(shape, numbers)
+    return np.frombuffer(body, numbers, count, position).reshape(shape)
 
 
 def _described(entry: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -13,19 +13,10 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
+from flwr.supercore.inflatable import (
+    inflatable_object,
+    inflatable_protobuf_utils,
+    inflatable_utils,
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
@@ -96,7 +87,7 @@ def _a_failure_passes() -> Iterator[None]:
     """
     try:
         yield
-    except ObjectPushError:
+    except inflatable_utils.ObjectPushError:
         pass
     except httpx.HTTPStatusError as error:
         if error.response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -117,7 +108,7 @@ class _Mail:
         # The number of a reply and what came of it, by that of the message.
         self._seen: dict[str, tuple[str, Assembly]] = {}
         self._largest = largest  # bytes of a reply
-        self._pull = make_pull_object_fn_protobuf(
+        self._pull = inflatable_protobuf_utils.make_pull_object_fn_protobuf(
             self._client.PullObject, self._node, self._run
         )
 
@@ -126,21 +117,21 @@ class _Mail:
         # Nodes that are sent the same have it from the same object in Flower's store.
         contents = {packet: as_content(packet) for packet in set(packets.values())}
         headers, trees, objects = [], [], {}
-        with no_object_id_recompute():
+        with inflatable_object.no_object_id_recompute():
             for node, packet in packets.items():
                 message = Message(
                     contents[packet], node, KIND, ttl=seconds, group_id="0"
                 )
                 message.metadata.__dict__["_message_id"] = message.object_id
                 headers.append(message_to_proto(remove_content_from_message(message)))
-                trees.append(get_object_tree(message))
-                objects |= get_all_nested_objects(message)
+                trees.append(inflatable_object.get_object_tree(message))
+                objects |= inflatable_object.get_all_nested_objects(message)
             taken = self._client.PushMessages(
                 PushAppMessagesRequest(
                     messages_list=headers, message_object_trees=trees
                 )
             )
-            push = make_push_object_fn_protobuf(
+            push = inflatable_protobuf_utils.make_push_object_fn_protobuf(
                 self._client.PushObject, self._node, self._run, taken.session_id
             )
             push_objects(objects, taken.objects_to_push, push)
@@ -156,17 +147,15 @@ class _Mail:
             with _a_failure_passes():
                 try:
                     packet = assembly.filled(lambda name: record_in(self._pull(name)))
-                except ObjectUnavailableError:
+                except inflatable_utils.ObjectUnavailableError:
                     continue  # it has not arrived yet
-                except ObjectPullError:
+                except inflatable_utils.ObjectPullError:
                     self._forget(asked)
                     continue
                 came[self._forget(asked)] = packet
                 self._client.ConfirmMessageReceived(
                     ConfirmMessageReceivedRequest(
-                        node=self._node,
-                        run_id=self._run,
-                        message_object_id=number,
+                        node=self._node, run_id=self._run, message_object_id=number
                     )
                 )
         return came

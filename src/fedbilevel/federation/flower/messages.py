@@ -13,10 +13,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
-    InflatableObject,
-    get_object_id,
-)
+from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_object_id
 from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )

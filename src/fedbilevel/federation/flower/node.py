@@ -17,24 +17,14 @@ from typing import Any, NoReturn
 
 import httpx
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
+from flwr.supercore.inflatable import inflatable_object
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.federation.flower.messages import (
-    Assembly,
-    as_content,
-    piece_objects,
-    push_objects,
-    record_in,
-)
+from fedbilevel.federation.flower import messages
 from fedbilevel.federation.signatures import read_private_key
 from fedbilevel.federation.wire import Carried
 
@@ -203,37 +193,35 @@ class _Mailbox:
             time.sleep(pause)
 
     def _next(self) -> tuple[Message, Carried] | None:
-        """Return a message without its content, and the packet in it."""
+        """Return a message without its content, and the packet in it or its refusal."""
         received = self.receive()
         if received is None:
             return None
         message, tree = received
-        packet = self._pulled(message.metadata.run_id, piece_objects(tree))
-        self.confirm(message.metadata.run_id, tree.object_id)
-        return message, packet
-
-    def _pulled(self, run: int, names: list[str]) -> Carried:
-        """Return a packet, put together of its pieces, or why it is refused."""
+        run, names = message.metadata.run_id, messages.piece_objects(tree)
 
         def piece(name: str) -> Mapping[str, Any]:
             # The message is seen before all of it has been sent.
             pull = functools.partial(self.pull, run)
             found = pull_objects([name], pull, initial_backoff=0.02, backoff_cap=0.5)
-            return record_in(found[name])
+            return messages.record_in(found[name])
 
-        return Assembly(names, self.largest).filled(piece)
+        packet = messages.Assembly(names, self.largest).filled(piece)
+        self.confirm(run, tree.object_id)
+        return message, packet
 
     def _answer(self, message: Message, packet: Carried, handle: Handle) -> None:
         began = time.monotonic()
-        reply = Message(content=as_content(handle(packet)), reply_to=message)
+        reply = Message(content=messages.as_content(handle(packet)), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         run = message.metadata.run_id
-        with no_object_id_recompute():
-            tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+        with inflatable_object.no_object_id_recompute():
+            tree = inflatable_object.get_object_tree(reply)
+            objects = inflatable_object.get_all_nested_objects(reply)
             wanted, session = self.send(reply, tree, time.monotonic() - began)
             # The server asks for pieces alone: what wraps them need not be sent.
-            push_objects(
+            messages.push_objects(
                 objects,
-                wanted.intersection(piece_objects(tree)),
+                wanted.intersection(messages.piece_objects(tree)),
                 lambda name, content: self.push(run, session, name, content),
             )

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from fedbilevel._files import locked, naming_file
 from fedbilevel.errors import CheckpointError
-from fedbilevel.federation.foreign import read_json
+from fedbilevel.federation.refusals import read_json
 
 _OLDER = (
     "{} has several sets of clients, which an earlier version allowed: move the file "

@@ -24,7 +24,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure.cohorts import Question
 from fedbilevel.federation.secure.fixed_point import block_scales
-from fedbilevel.federation.secure.shares import SHARE_BYTES
 from fedbilevel.federation.server.roster import Roster
 from fedbilevel.federation.wire import EVERYONE, Header
 
@@ -32,6 +31,8 @@ MOST_PARTICIPANTS = 2**16
 MOST_REPEATS = 2**16
 _ALL_NEIGHBORS = 64  # up to so many participants
 _NEIGHBORS_PER_BIT = 6  # of the number of participants, above
+KEY_BYTES, TAG_BYTES = 32, 16
+SHARE_BYTES = 16  # of a secret
 _CHECK_BYTES = 8
 BOX_BYTES = SHARE_BYTES + 4 + 16  # with the sender's minimum, and what authenticates it
 ROW_BYTES = BOX_BYTES + 2 * _CHECK_BYTES
@@ -79,9 +80,18 @@ class MaskedExchange:
         """The row of each participant."""
         return {client: place for place, client in enumerate(self.participants)}
 
-    def rows(self, size: int) -> np.ndarray:
-        """Return a row of bytes for each participant, which says nothing yet."""
-        return np.zeros((len(self.participants), size), np.uint8)
+    def rows(self, *sizes: int) -> list[np.ndarray]:
+        """Return rows of so many bytes for each participant, which say nothing yet."""
+        return [np.zeros((len(self.participants), size), np.uint8) for size in sizes]
+
+    def check(self, what: bytes, value: bytes, *clients: int) -> bytes:
+        """Return the check of a value: a share, a seed or a secret of clients.
+
+        A share is of its owner and its holder, a secret of its owner.
+        """
+        whose = struct.pack(f"<{len(clients)}Q", *clients)
+        content = what + self.digest + whose + value
+        return hashlib.sha256(content).digest()[:_CHECK_BYTES]
 
     def are_neighbors(self, draw: int) -> bool:
         """Say whether two participants have a mask between them, by their draw."""
@@ -132,8 +142,8 @@ class Announcement:
                 raise ValueError("participants that no client can be")
             if not 0 <= found.repeat < MOST_REPEATS:
                 raise ValueError("a repeat that no sum can have")
-            _ = found.exchange(b""), found.signed()
-            if set(found.roster()) != set(found.participants):
+            _ = found.exchange(b""), by_client(found.signatures)
+            if set(by_client(found.keys)) != set(found.participants):
                 raise ValueError("keys of others than the participants")
             return found
         except (TypeError, ValueError, AttributeError) as error:
@@ -144,25 +154,17 @@ class Announcement:
         """Return the exchange as the masks know it, with what else it is about."""
         return MaskedExchange(self.number, tuple(self.participants), context)
 
-    def roster(self) -> dict[int, bytes]:
-        """Return the public keys by client."""
-        return _by_client(self.keys)
 
-    def signed(self) -> dict[int, bytes]:
-        """Return the signatures of the public keys by client."""
-        return _by_client(self.signatures)
-
-
-def _by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+def by_client(texts: Mapping[str, str]) -> dict[int, bytes]:
+    """Return announced keys, or signatures of them, by client."""
     return {int(client): bytes.fromhex(text) for client, text in texts.items()}
 
 
 def context_of(header: Header, alike: Iterable[str]) -> bytes:
     """Return a digest of what all participants of an exchange are sent alike.
 
-    `alike` are the digests of its leaves.
-    A server that let some work at another point, to know their replies or to take their
-    weight, would get masks that do not cancel.
+    `alike` are the digests of its leaves. A server that let some work at another point,
+    to know their replies or to take their weight, would get masks that do not cancel.
     """
     repeat = (header.info or {}).get("repeat", 0)
     where = f"{header.stage} {header.phase} {header.index} {header.exchange} {repeat} "
@@ -208,12 +210,3 @@ class Revealed(NamedTuple):
 
     shares: Any
     seeds: Any
-
-
-def check(what: bytes, digest: bytes, value: bytes, *clients: int) -> bytes:
-    """Return the check of a value in an exchange: share, seed or secret of clients.
-
-    A share is of its owner and its holder, a secret of its owner.
-    """
-    whose = struct.pack(f"<{len(clients)}Q", *clients)
-    return hashlib.sha256(what + digest + whose + value).digest()[:_CHECK_BYTES]

@@ -81,43 +81,15 @@ from fedbilevel.errors import (
     MaskReuseError,
     RevealRefusedError,
 )
+from fedbilevel.federation.secure import layout, masks
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
 from fedbilevel.federation.secure.fixed_point import encode
-from fedbilevel.federation.secure.layout import (
-    BOX_BYTES,
-    ROW_BYTES,
-    MaskedExchange,
-    MaskedReply,
-    Revealed,
-    check,
-)
-from fedbilevel.federation.secure.masks import (
-    KEY_BYTES,
-    TAG_BYTES,
-    PairKeys,
-    SiteKeys,
-    add_mask,
-    check_key,
-    pair_keys,
-    pair_secret,
-    self_seed,
-    sign,
-)
-from fedbilevel.federation.secure.shares import (
-    SHARE_BYTES,
-    split,
-    threshold,
-    to_element,
-)
+from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A site's record of an exchange it replied to.
-
-    Its digest, the digest of what it is about, the question that it answers, and the
-    survivors that the site confirmed.
-    """
+    """An exchange that a site replied to: digests of it and of what it is about."""
 
     exchange: bytes
     context: bytes
@@ -138,7 +110,7 @@ class SecureSite:
         self,
         federation: str,
         client: int,
-        keys: SiteKeys,
+        keys: masks.SiteKeys,
         roster: Mapping[int, bytes],
         *,
         minimum: int = 2,
@@ -154,13 +126,13 @@ class SecureSite:
         self.cohorts = cohorts or Cohorts(minimum)
         self._keys, self._roster = keys, {}
         self._secrets: dict[int, bytes] = {}
-        self._pairs: tuple[bytes, dict[int, PairKeys]] = (b"", {})
+        self._pairs: tuple[bytes, dict[int, masks.PairKeys]] = (b"", {})
         self.meet(roster)
 
     def meet(self, roster: Mapping[int, bytes]) -> None:
         """Take the public keys of those that take part; what did not change is kept."""
         for other, key in roster.items():
-            check_key(key, f"the public key of client {other} in the roster")
+            masks.check_key(key, f"the public key of client {other} in the roster")
         if roster.get(self.client) != self._keys.public_bytes:
             raise InvalidInputError(
                 f"client {self.client}: the roster holds another public key for this "
@@ -195,9 +167,9 @@ class SecureSite:
             )
         words = encode(blocks, weight, scales, len(exchange.participants))
         for other, keys in self._neighbors(exchange).items():
-            add_mask(words, keys.seed, sign(self.client, other))
+            masks.add_mask(words, keys.seed, masks.sign(self.client, other))
         secret, shares = self._own_shares(exchange)
-        add_mask(words, self_seed(secret, exchange.digest), 1)
+        masks.add_mask(words, masks.self_seed(secret, exchange.digest), 1)
         question = question or Question("", exchange.digest.hex())
         answer = Answered(exchange.digest, exchange.context, question)
         self.records[exchange.number] = answer
@@ -214,7 +186,8 @@ class SecureSite:
         problem = self.cohorts.enter(before.question, members)
         self._refuse(exchange, problem, CohortRefusedError)
         self.records[exchange.number] = replace(before, survivors=members)
-        statement, tags = _statement(exchange, members), exchange.rows(TAG_BYTES)
+        statement = _statement(exchange, members)
+        (tags,) = exchange.rows(layout.TAG_BYTES)
         for other, keys in self._pairs_in(exchange).items():
             tag = keys.tag(self.client < other, statement)
             _put(tags, exchange.places[other], tag)
@@ -235,7 +208,7 @@ class SecureSite:
         members = tuple(sorted(set(survivors)))
         self._refuse(exchange, self._why_not_reveal(exchange, members, tags))
         _, own = self._own_shares(exchange)
-        shares, seeds = exchange.rows(SHARE_BYTES), exchange.rows(KEY_BYTES)
+        shares, seeds = exchange.rows(layout.SHARE_BYTES, layout.KEY_BYTES)
         _put(shares, exchange.places[self.client], own[self.client])
         for other, keys in self._neighbors(exchange).items():
             place = exchange.places[other]
@@ -259,30 +232,29 @@ class SecureSite:
         sent again, by another process as well.
         """
         purpose = hashlib.sha256(self.federation.encode()).digest() + exchange.digest
-        secret = to_element(self._keys.own_secret(b"mask " + purpose, 32))
+        secret = masks.to_element(self._keys.own_secret(b"mask " + purpose, 32))
         points = {k: exchange.places[k] + 1 for k in self._neighbors(exchange)}
         points[self.client] = exchange.places[self.client] + 1
-        needed = threshold(len(points))
+        needed = masks.threshold(len(points))
         drawn = self._keys.own_secret(b"shares " + purpose, 32 * needed)
-        made = split(secret, needed, list(points.values()), drawn)
+        made = masks.split(secret, needed, list(points.values()), drawn)
         shares = {client: made[point] for client, point in points.items()}
-        return secret.to_bytes(SHARE_BYTES, "little"), shares
+        return secret.to_bytes(layout.SHARE_BYTES, "little"), shares
 
     def _sealed(
         self, exchange: MaskedExchange, secret: bytes, shares: Mapping[int, bytes]
     ) -> np.ndarray:
-        sealed, digest = exchange.rows(ROW_BYTES), exchange.digest
-        pairs = self._pairs_in(exchange)
+        (sealed,), pairs = exchange.rows(layout.ROW_BYTES), self._pairs_in(exchange)
         for holder, share in shares.items():
-            first = check(b"share", digest, share, self.client, holder)
+            first = exchange.check(b"share", share, self.client, holder)
             if holder == self.client:
-                box = bytes(BOX_BYTES)
-                last = check(b"secret", digest, secret, self.client)
+                box = bytes(layout.BOX_BYTES)
+                last = exchange.check(b"secret", secret, self.client)
             else:
                 closed = pairs[holder].close(self.client < holder, self.minimum, share)
                 # A share, and in sums of how many it may be used.
                 box = struct.pack("<I", self.minimum) + closed
-                last = check(b"seed", digest, pairs[holder].seed)
+                last = exchange.check(b"seed", pairs[holder].seed)
             _put(sealed, exchange.places[holder], box + first + last)
         return sealed
 
@@ -311,7 +283,7 @@ class SecureSite:
         if len(members) < self._needed(exchange):
             return f"{len(members)} in the sum, of {self._needed(exchange)} needed"
         near = set(self._neighbors(exchange)) | {self.client}
-        if len(near & set(members)) < threshold(len(near)):
+        if len(near & set(members)) < masks.threshold(len(near)):
             return f"{len(near - set(members))} of {len(near)} neighbors dropped out"
         if before.survivors not in ((), members):
             return f"a sum over clients {before.survivors} was confirmed, no other is"
@@ -336,7 +308,7 @@ class SecureSite:
         return None
 
     def _needed(self, exchange: MaskedExchange) -> int:
-        return max(threshold(len(exchange.participants)), self.minimum)
+        return max(masks.threshold(len(exchange.participants)), self.minimum)
 
     def _check_announced(self, exchange: MaskedExchange) -> None:
         present = set(exchange.participants)
@@ -355,23 +327,23 @@ class SecureSite:
                 "more, or set a lower minimum on the sites."
             )
 
-    def _neighbors(self, exchange: MaskedExchange) -> dict[int, PairKeys]:
+    def _neighbors(self, exchange: MaskedExchange) -> dict[int, masks.PairKeys]:
         pairs = self._pairs_in(exchange).items()
         return {k: keys for k, keys in pairs if exchange.are_neighbors(keys.draw)}
 
-    def _pairs_in(self, exchange: MaskedExchange) -> dict[int, PairKeys]:
+    def _pairs_in(self, exchange: MaskedExchange) -> dict[int, masks.PairKeys]:
         """Return what this site has with each other participant in this exchange."""
         digest = exchange.digest
         if self._pairs[0] != digest:
             others = [k for k in exchange.participants if k != self.client]
-            made = {k: pair_keys(self._secret(k), digest) for k in others}
+            made = {k: masks.pair_keys(self._secret(k), digest) for k in others}
             self._pairs = (digest, made)
         return self._pairs[1]
 
     def _secret(self, other: int) -> bytes:
         if other not in self._secrets:
             pair = (self.client, other)
-            self._secrets[other] = pair_secret(
+            self._secrets[other] = masks.pair_secret(
                 self._keys, self.federation, self._roster, pair
             )
         return self._secrets[other]

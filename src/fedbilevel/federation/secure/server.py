@@ -10,19 +10,9 @@ from jaxtyping import PyTree
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError, UnmaskingError
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.secure import layout, masks
 from fedbilevel.federation.secure.fixed_point import EXTRA_WORDS, decode_mean
-from fedbilevel.federation.secure.layout import (
-    BOX_BYTES,
-    ROW_BYTES,
-    Announcement,
-    MaskedExchange,
-    MaskedReply,
-    Revealed,
-    context_of,
-    scales_of,
-)
-from fedbilevel.federation.secure.masks import KEY_BYTES, TAG_BYTES, SiteKeys
-from fedbilevel.federation.secure.shares import SHARE_BYTES, threshold
+from fedbilevel.federation.secure.layout import Announcement, MaskedReply
 from fedbilevel.federation.secure.unmasking import Unmasking, check_replies
 from fedbilevel.federation.server.requests import Answers, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
@@ -41,14 +31,14 @@ class _Question:
     replies: Mapping[int, MaskedReply]
     announced: Announcement
     header: Header
-    exchange: MaskedExchange
+    exchange: layout.MaskedExchange
     coded: PyTree
     about: PyTree | None
 
     @property
     def needed(self) -> int:
         """How many must confirm a sum, and open it."""
-        return threshold(len(self.announced.participants))
+        return masks.threshold(len(self.announced.participants))
 
 
 class MaskedServer:
@@ -104,7 +94,7 @@ class MaskedServer:
     def like(self, coded: PyTree, announced: Announcement) -> MaskedReply:
         """Return the shapes of a masked reply: numbers, two words, and rows."""
         size = sum(leaf.size for leaf in jax.tree.leaves(coded)) + EXTRA_WORDS
-        rows = (len(announced.participants), ROW_BYTES)
+        rows = (len(announced.participants), layout.ROW_BYTES)
         words = jax.ShapeDtypeStruct((size,), np.dtype(np.uint64))
         return MaskedReply(words, jax.ShapeDtypeStruct(rows, np.dtype(np.uint8)))
 
@@ -121,7 +111,7 @@ class MaskedServer:
         `sent` is the header that went out, and digests of what all were sent alike.
         """
         replies = {client: masked for client, (masked, _) in answers.taken.items()}
-        known = (announced, sent[0], announced.exchange(context_of(*sent)))
+        known = (announced, sent[0], announced.exchange(layout.context_of(*sent)))
         question = _Question(answers, replies, *known, coded, about)
         needed = max(_FEWEST, question.needed, *map(self._minimum, replies))
         if self._is_bound_to(announced.participants):
@@ -195,7 +185,7 @@ class MaskedServer:
         revealed = self._revealed(question, tags)
         unmasking = Unmasking(exchange, replies, revealed)
         total = unmasking.total()
-        leaves, scales = jax.tree.leaves(like), scales_of(like, question.about)
+        leaves, scales = jax.tree.leaves(like), layout.scales_of(like, question.about)
         members, largest = self.roster.members, max(self.roster.weights)
         weights = {k: members[k].weight / largest for k in replies}
         shapes = [leaf.shape for leaf in leaves]
@@ -216,7 +206,8 @@ class MaskedServer:
     def _confirmed(self, question: _Question) -> dict[int, np.ndarray]:
         """Let the survivors prove to each other that they mean the same sum."""
         request = Request(self._about(question, "agree"))
-        clients, like = sorted(question.replies), question.exchange.rows(TAG_BYTES)
+        clients = sorted(question.replies)
+        (like,) = question.exchange.rows(layout.TAG_BYTES)
         tags = self._followed(question, clients, lambda client, member: request, like)
         if len(tags) < question.needed:
             silent = sorted(set(clients) - set(tags))
@@ -229,17 +220,17 @@ class MaskedServer:
 
     def _revealed(
         self, question: _Question, tags: Mapping[int, np.ndarray]
-    ) -> dict[int, Revealed]:
+    ) -> dict[int, layout.Revealed]:
         """Ask the clients that confirmed the sum for what opens it."""
         header = self._about(question, "reveal")
         exchange, replies = question.exchange, question.replies
-        like = Revealed(exchange.rows(SHARE_BYTES), exchange.rows(KEY_BYTES))
+        like = layout.Revealed(*exchange.rows(layout.SHARE_BYTES, layout.KEY_BYTES))
         places = exchange.places
 
         def request_for(client: int, member: Member) -> Request:
-            boxes, proofs = exchange.rows(BOX_BYTES), exchange.rows(TAG_BYTES)
+            boxes, proofs = exchange.rows(layout.BOX_BYTES, layout.TAG_BYTES)
             for other, reply in replies.items():
-                boxes[places[other]] = reply.sealed[places[client], :BOX_BYTES]
+                boxes[places[other]] = reply.sealed[places[client], : layout.BOX_BYTES]
             for other, row in tags.items():
                 proofs[places[other]] = row[places[client]]
             return Request(header, (boxes, proofs))
@@ -273,7 +264,7 @@ def _has_key(member: Member) -> bool:
     """Say whether secrets can be shared with the key that a client sent."""
     try:
         key = bytes.fromhex(str(member.info.get("key", "")))
-        SiteKeys.generate().shared_secret(key)
+        masks.SiteKeys.generate().shared_secret(key)
     except (ValueError, InvalidInputError):
         return False
     signature = member.info.get("signature", "")

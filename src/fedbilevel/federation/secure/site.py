@@ -17,16 +17,10 @@ from fedbilevel.errors import (
 )
 from fedbilevel.federation.checkpoints import put_aside
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.secure import layout
 from fedbilevel.federation.secure.cohorts import Cohorts, Question
-from fedbilevel.federation.secure.layout import (
-    BOX_BYTES,
-    Announcement,
-    MaskedExchange,
-    MaskedReply,
-    Revealed,
-    scales_of,
-)
-from fedbilevel.federation.secure.masks import TAG_BYTES, SiteKeys
+from fedbilevel.federation.secure.layout import Announcement, MaskedExchange, Revealed
+from fedbilevel.federation.secure.masks import SiteKeys
 from fedbilevel.federation.secure.protocol import Answered, SecureSite
 from fedbilevel.federation.signatures import SiteIdentity
 from fedbilevel.federation.wire import Bytes, unpack_tree
@@ -79,7 +73,7 @@ class SiteSecrets:
         reply: PyTree,
         share: float,
         about: PyTree | None,
-    ) -> MaskedReply:
+    ) -> layout.MaskedReply:
         """Return a reply under its masks, and remember that it was given.
 
         `share` is the site's weight in parts of the largest.
@@ -87,7 +81,7 @@ class SiteSecrets:
         announced = Announcement.read(info)
         site = self._member(announced)
         blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
-        scales = self._guarded(scales_of, reply, about)
+        scales = self._guarded(layout.scales_of, reply, about)
         known = (announced.exchange(context), blocks, share, scales, question)
         masked = self._guarded(site.mask_reply, *known)
         self._remember(site)
@@ -103,7 +97,7 @@ class SiteSecrets:
     def reveal(self, info: Mapping[str, Any], listed: list, body: Bytes) -> Revealed:
         """Return what opens a sum that enough others confirmed to be the same."""
         site, exchange, survivors = self._asked(info)
-        like = (exchange.rows(BOX_BYTES), exchange.rows(TAG_BYTES))
+        like = exchange.rows(layout.BOX_BYTES, layout.TAG_BYTES)
         boxes, tags = unpack_tree(listed, body, like)
         return self._guarded(site.reveal, exchange, survivors, boxes, tags)
 
@@ -121,15 +115,15 @@ class SiteSecrets:
         if before is None:
             why = "this site sent no reply to it, or forgot it"
             raise RefusedError("mask", f"exchange {announced.number}: {why}")
-        members = tuple(announced.participants)
-        exchange = MaskedExchange(announced.number, members, before.context)
+        exchange = announced.exchange(before.context)
         return self._member(announced), exchange, survivors
 
     def _member(self, announced: Announcement) -> SecureSite:
         """Return this site among those announced, once their keys are checked."""
-        roster = announced.roster()
+        roster = layout.by_client(announced.keys)
         if self.identity is not None:
-            self.identity.check(self.federation, roster, announced.signed())
+            signed = layout.by_client(announced.signatures)
+            self.identity.check(self.federation, roster, signed)
         site = self._site
         if site is None:
             made = (self.federation, self.client, self.keys, roster)
@@ -161,20 +155,13 @@ class SiteSecrets:
     def _save(self) -> None:
         if self.path is None:
             return
-        held = {
-            "private": self.keys.private_bytes.hex(),
-            "records": {
-                number: (
-                    *(one.exchange.hex(), one.context.hex()),
-                    list(one.question),
-                    list(one.survivors),
-                )
-                for number, one in self.records.items()
-            },
+        records = {
+            number: (one.exchange.hex(), one.context.hex(), one.question, one.survivors)
+            for number, one in self.records.items()
         }
-        text = json.dumps(held).encode()
+        held = {"private": self.keys.private_bytes.hex(), "records": records}
         # A private key: no other user may read it, not even for a moment.
-        write_atomically(self.path, lambda file: file.write(text), mode=0o600)
+        write_atomically(self.path, json.dumps(held), mode=0o600)
 
 
 def _read(path: Path) -> tuple[SiteKeys, dict[int, Answered]]:

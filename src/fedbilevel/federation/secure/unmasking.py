@@ -7,18 +7,12 @@ from typing import NoReturn
 import numpy as np
 
 from fedbilevel.errors import UnmaskingError
-from fedbilevel.federation.secure.layout import (
-    BOX_BYTES,
-    MaskedExchange,
-    MaskedReply,
-    Revealed,
-    check,
-)
-from fedbilevel.federation.secure.masks import add_mask, self_seed, sign
-from fedbilevel.federation.secure.shares import SHARE_BYTES, combine, threshold
+from fedbilevel.federation.secure import layout, masks
+from fedbilevel.federation.secure.layout import MaskedExchange, MaskedReply, Revealed
 
-_SHARE = slice(BOX_BYTES, BOX_BYTES + 8)  # the check of a share in a row
-_LAST = slice(BOX_BYTES + 8, BOX_BYTES + 16)  # that of a seed, or of one's own secret
+# Checks in a row: of a share, and of a seed, or of one's own secret.
+_SHARE = slice(layout.BOX_BYTES, layout.BOX_BYTES + 8)
+_LAST = slice(layout.BOX_BYTES + 8, layout.BOX_BYTES + 16)
 
 
 def check_replies(exchange: MaskedExchange, replies: Mapping[int, MaskedReply]) -> None:
@@ -74,9 +68,10 @@ class Unmasking:
         total = np.zeros_like(next(iter(self.replies.values())).words)
         for client, reply in self.replies.items():
             total += reply.words
-            add_mask(total, self_seed(secrets[client], self.exchange.digest), -1)
+            own = masks.self_seed(secrets[client], self.exchange.digest)
+            masks.add_mask(total, own, -1)
         for (client, other), seed in seeds.items():
-            add_mask(total, seed, -sign(client, other))
+            masks.add_mask(total, seed, -masks.sign(client, other))
         return total
 
     def _secrets(self) -> dict[int, bytes]:
@@ -86,14 +81,14 @@ class Unmasking:
         self.suspects = blamed | self.suspects
         secrets = {}
         for client, shares in good.items():
-            needed = threshold(len(self._holders(client)))
+            needed = masks.threshold(len(self._holders(client)))
             if len(shares) < needed:
                 self._fail(
                     f"{len(shares)} of {needed} shares of client {client} are good"
                 )
             some = dict(sorted(shares.items())[:needed])
-            secret = combine(some).to_bytes(SHARE_BYTES, "little")
-            found = check(b"secret", self.exchange.digest, secret, client)
+            secret = masks.combine(some).to_bytes(layout.SHARE_BYTES, "little")
+            found = self.exchange.check(b"secret", secret, client)
             if found != self._promised(client, client, _LAST):
                 self.suspects[client] = "gave out shares that do not make its secret"
                 self._fail(f"the secret of client {client} is not the promised one")
@@ -109,7 +104,7 @@ class Unmasking:
                 if holder not in self.revealed:
                     continue
                 share = self.revealed[holder].shares[places[client]].tobytes()
-                found = check(b"share", self.exchange.digest, share, client, holder)
+                found = self.exchange.check(b"share", share, client, holder)
                 if found == self._promised(client, holder, _SHARE):
                     good[client][places[holder] + 1] = share
                 else:
@@ -126,7 +121,7 @@ class Unmasking:
                 self._fail(f"client {client} did not reveal its seeds")
             for other in sorted(shared):
                 seed = self.revealed[client].seeds[places[other]].tobytes()
-                found = check(b"seed", self.exchange.digest, seed)
+                found = self.exchange.check(b"seed", seed)
                 if found != self._promised(client, other, _LAST):
                     self.suspects[client] = f"revealed a wrong seed with client {other}"
                     self._fail(f"the seed of clients {client} and {other} is wrong")

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,39 +14,14 @@ from jaxtyping import Array, Bool, Float, PyTree
 from fedbilevel.algorithms import ServerTurn
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import FedbilevelError, InvalidInputError
+from fedbilevel.federation import wire
 from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.server import guard, requests
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.server.guard import (
-    implausible,
-    require_finite,
-    require_weight,
-    why_unusable,
-)
-from fedbilevel.federation.server.requests import (
-    Answers,
-    Read,
-    Request,
-    RequestFor,
-    ask,
-)
+from fedbilevel.federation.server.requests import Answers, Read, Request, RequestFor
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import (
-    SPARE,
-    Bytes,
-    Header,
-    digest,
-    size_of,
-    unpack_tree,
-)
-from fedbilevel.runtime.exchange import (
-    Link,
-    client_scalars,
-    common_leaves,
-    for_place,
-    links_of,
-    server_turn,
-    start_kept,
-)
+from fedbilevel.federation.wire import Bytes, Header
+from fedbilevel.runtime import exchange
 from fedbilevel.runtime.job import Job, start_server
 
 if TYPE_CHECKING:
@@ -69,15 +44,16 @@ class Question:
     """
 
     header: Header
-    link: Link
+    link: exchange.Link
     asked: list[int]
     turn: ServerTurn
     sent: PyTree
+    _messages: dict[int, PyTree] = field(default_factory=dict)
 
     @functools.cached_property
     def apart(self) -> bool:
         """Whether each client is sent something of its own."""
-        return not all(common_leaves(self.sent))
+        return not all(exchange.common_leaves(self.sent))
 
     def place(self, client: int) -> int:
         """Return whose message a client gets: that of its place, or the common one."""
@@ -86,24 +62,20 @@ class Question:
     def message(self, place: int) -> PyTree:
         """Return what is sent to a place."""
         if place not in self._messages:
-            own = for_place(self.sent, place)
+            own = exchange.for_place(self.sent, place)
             self._messages[place] = jax.tree.map(jnp.asarray, own)
         return self._messages[place]
 
-    @functools.cached_property
-    def _messages(self) -> dict[int, PyTree]:
-        return {}
-
     def leaves(self, place: int) -> list[np.ndarray]:
         """Return what travels to a place."""
-        sent = self.link.job.channel.sent(for_place(self.sent, place))
+        sent = self.link.job.channel.sent(exchange.for_place(self.sent, place))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(sent)]
 
     @functools.cached_property
     def alike(self) -> list[str]:
         """The digests of leaves that all are sent alike."""
-        leaves = zip(self.leaves(0), common_leaves(self.sent), strict=True)
-        return [digest(leaf) for leaf, alike in leaves if alike]
+        leaves = zip(self.leaves(0), exchange.common_leaves(self.sent), strict=True)
+        return [wire.digest(leaf) for leaf, alike in leaves if alike]
 
     def present(self, taken: Mapping[int, Any]) -> Bool[Array, " places"]:
         """Flag the places of those whose reply was taken."""
@@ -128,13 +100,15 @@ class Exchanges:
         roster.agree(algorithm_fingerprint(job))
         self._futile = 0  # how often all answers were refused, in a row
         self._stuck: list[set[int]] = []  # clients refused each time there were too few
-        self._links = links_of(job)
+        self._links = exchange.links_of(job)
         self._coded = {
             where: job.channel.coded_shape(link.reply_shape())
             for where, link in self._links.items()
         }
         shapes = jax.eval_shape(
-            lambda: client_scalars(job, 0, start_server(job), start_kept(job).own)
+            lambda: exchange.client_scalars(
+                job, 0, start_server(job), exchange.start_kept(job).own
+            )
         )
         names = (*shapes, *metrics)
         self.measurement = {name: shapes["upper_loss"] for name in names}
@@ -150,7 +124,7 @@ class Exchanges:
         """Return what is said in one phase, which ran `index` times before."""
         link, everybody = self._links[where], jnp.ones(len(asked), bool)
         ids = jnp.asarray(asked, jnp.int32)
-        turn = server_turn(self.job, where, index, ids, everybody)
+        turn = exchange.server_turn(self.job, where, index, ids, everybody)
         sent = link.sent(jax.tree.map(jnp.asarray, server), turn)
         stage, number = where
         header = replace(
@@ -161,12 +135,16 @@ class Exchanges:
     def exchange(self, question: Question, stand: Stand) -> Answers:
         """Return the replies, and what they make together."""
         coded = self._coded[question.link.where]
-        if isinstance(self.job.channel.reduction, SecureMean):
-            return self._masked_exchange(question, stand, coded)
-        answers = self._replies(question, question.asked, stand, coded)
-        self._reduce(answers, question)
-        require_finite(answers.reply, question.header, "the mean of the replies")
+        masked = isinstance(self.job.channel.reduction, SecureMean)
+        if masked:
+            answers = self._masked_exchange(question, stand, coded)
+        else:
+            answers = self._replies(question, question.asked, stand, coded)
+            self._reduce(answers, question)
+        guard.require_finite(answers.reply, question.header, "the mean of the replies")
         self.name_refused(question.header, answers)
+        if masked:
+            self._masked.check_progress()
         return answers
 
     def _masked_exchange(
@@ -197,9 +175,6 @@ class Exchanges:
         self._masked.average(answers, announced, alike, coded, about)
         if answers.taken:
             answers.reply = link.received(question.sent, answers.reply, question.turn)
-            require_finite(answers.reply, question.header, "the mean of the replies")
-        self.name_refused(question.header, answers)
-        self._masked.check_progress()
         return answers
 
     @functools.cached_property
@@ -230,7 +205,7 @@ class Exchanges:
             return request(question.place(client), *stand(client), frozenset(known))
 
         def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes):
-            tree = unpack_tree(listed, body, like)
+            tree = wire.unpack_tree(listed, body, like)
             self.roster.members[client].known = common
             return tree, bool(info.get("renewed"))
 
@@ -246,7 +221,7 @@ class Exchanges:
             for place in set(places.values())
         }
         tolerance = self.roster.terms.tolerance
-        far, doubt = implausible(replies, places, known, tolerance)
+        far, doubt = guard.implausible(replies, places, known, tolerance)
         if doubt:
             where = f"round {question.header.round}, phase '{question.header.name}'"
             self.roster.report(f"{where}: {doubt}; all are taken")
@@ -261,7 +236,7 @@ class Exchanges:
         stacked = jax.tree.map(lambda *one: jnp.asarray(np.stack(one)), *placed)
         present = question.present(replies)
         weights = jnp.where(present, self.weights(question.asked), 0)
-        require_weight(weights, question.header)
+        guard.require_weight(weights, question.header)
         answers.reply = link.reduced(stacked, weights)
 
     def _decoded(self, answers: Answers, question: Question) -> dict[int, PyTree]:
@@ -280,7 +255,7 @@ class Exchanges:
                     coded = jax.tree.map(jnp.asarray, coded)
                 message = question.message(question.place(client))
                 reply = question.link.received(message, coded, question.turn)
-                wrong = why_unusable(reply)
+                wrong = guard.why_unusable(reply)
                 if wrong:
                     raise RefusedError("not-finite", wrong)
                 replies[client] = reply
@@ -315,8 +290,8 @@ class Exchanges:
         self, clients: list[int], request_for: RequestFor, read: Read, like: PyTree
     ) -> Answers:
         """Ask clients for answers like `like`."""
-        largest = size_of(like) + SPARE
-        answers = ask(self.roster, clients, request_for, read, largest)
+        largest = wire.size_of(like) + wire.SPARE
+        answers = requests.ask(self.roster, clients, request_for, read, largest)
         self._futile = 0 if answers.taken else self._futile
         return answers
 

@@ -10,12 +10,10 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel.federation.foreign import is_plain
-from fedbilevel.federation.refusals import RefusedError
+from fedbilevel.federation.refusals import RefusedError, is_plain
 from fedbilevel.federation.server.exchanges import Exchanges, Stand
 from fedbilevel.federation.server.guard import not_finite
 from fedbilevel.federation.server.requests import Answers, Read, Request
-from fedbilevel.federation.server.roster import Member
 from fedbilevel.federation.wire import Bytes, Header, unpack_tree
 
 KINDS = ("number", "texts")
@@ -39,8 +37,8 @@ def measure(
     def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes) -> PyTree:
         return unpack_tree(listed, body, like, finite=False)
 
-    asked = (willing(exchanges, "measures"), read, like)
-    answers = _at_point(exchanges, header, server, stand, *asked)
+    clients = willing(exchanges, "measures")
+    answers = _at_point(exchanges, header, server, stand, clients, read, like)
     odd = not_finite(answers.taken)
     answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
     exchanges.name_refused(header, Answers(refused=odd))
@@ -61,8 +59,8 @@ def conclude(
             raise RefusedError("oversized", "a conclusion carries no leaves")
         return read_conclusion(info, expected)
 
-    asked = (willing(exchanges, "concludes"), read, ())
-    return _at_point(exchanges, header, server, stand, *asked)
+    clients = willing(exchanges, "concludes")
+    return _at_point(exchanges, header, server, stand, clients, read, ())
 
 
 def _at_point(
@@ -81,10 +79,7 @@ def _at_point(
     def request(accepted: int, kept: int) -> Request:
         return Request(replace(header, accepted=accepted, kept=kept), leaves)
 
-    def request_for(client: int, member: Member) -> Request:
-        return request(*stand(client))
-
-    answers = exchanges.ask(clients, request_for, read, like)
+    answers = exchanges.ask(clients, lambda k, _: request(*stand(k)), read, like)
     exchanges.name_refused(header, answers)
     return answers
 
@@ -115,9 +110,8 @@ def _are_texts(value: Any) -> bool:
 
 def together(conclusions: list[dict[str, Any]]) -> dict[str, Any]:
     """Average the numbers that sites concluded with; list what is no number."""
-    names = {name for one in conclusions for name in one}
     merged = {}
-    for name in sorted(names):
+    for name in sorted({name for one in conclusions for name in one}):
         values = [one[name] for one in conclusions if name in one]
         numbers = all(isinstance(value, int | float) for value in values)
         merged[name] = float(np.mean(values)) if numbers else values

@@ -6,18 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
+from fedbilevel.federation import wire
+from fedbilevel.federation.refusals import RefusedError, RefusedThereError, refusal_of
 from fedbilevel.federation.server.roster import Member, Roster
-from fedbilevel.federation.wire import (
-    START_BYTES,
-    Bytes,
-    Carried,
-    Header,
-    mask_of,
-    pack,
-    unpack,
-)
+from fedbilevel.federation.wire import Bytes, Carried, Header
 
 _GRACE = 1.0  # seconds that a client which was late before is given at least
 # Client, what its reply says besides, and the leaves, listed and packed.
@@ -107,27 +99,26 @@ def _ask_once(
     headers = _addressed(requests, number)
     # Sealed once for all clients with the same request.
     sealed = {
-        request: pack(header, request.leaves, request.known, roster.seal)
+        request: wire.pack(header, request.leaves, request.known, roster.seal)
         for request, header in headers.items()
     }
     packets = {client: sealed[request] for client, request in requests.items()}
     for packet in packets.values():
-        length = int.from_bytes(packet[4:START_BYTES], "big")
-        overhead = START_BYTES + roster.seal.size + length
+        length = int.from_bytes(packet[4 : wire.START_BYTES], "big")
+        overhead = wire.START_BYTES + roster.seal.size + length
         answers.traffic += (len(packet), 0, overhead)
     for client, answer in _sent(roster, packets, largest).items():
         length = 0 if isinstance(answer, RefusedError) else len(answer)
         answers.traffic[1] += length
         try:
-            header, listed, body = unpack(answer, largest, roster.seal)
+            header, listed, body = wire.unpack(answer, largest, roster.seal)
             answers.traffic[2] += length - len(body)
             _check(header, client, headers[requests[client]])
             answers.taken[client] = read(client, header.info or {}, listed, body)
         except Exception as error:
-            answers.refused[client] = refusal_of(error)
+            answers.refused[client], told = refusal_of(error)
             if not isinstance(error, RefusedError):
-                text = shown(str(error))
-                roster.report(f"client {client}: {answers.refused[client]}, {text}")
+                roster.report(f"client {client}: {told}")
     return answers
 
 
@@ -137,7 +128,9 @@ def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, He
     for client, request in requests.items():
         asked.setdefault(request, []).append(client)
     return {
-        request: replace(request.header, number=number, addressees=mask_of(clients))
+        request: replace(
+            request.header, number=number, addressees=wire.mask_of(clients)
+        )
         for request, clients in asked.items()
     }
 
@@ -146,13 +139,11 @@ def _check(header: Header, client: int, sent: Header) -> None:
     """Refuse an answer of somebody else, or to something else."""
     if header.client != client:
         raise RefusedError("client", f"answers as client {header.client}")
-    info, echoed = header.info or {}, replace(header, client=sent.client)
-    refuses = header.kind == "refused"
     # An unreadable packet has no number.
     asked = (header.number, header.addressees) == (sent.number, sent.addressees)
-    if refuses and (asked or header.number == 0):
-        raise refusal_read(info)
-    if replace(echoed, info=sent.info) != sent:
+    if header.kind == "refused" and (asked or header.number == 0):
+        raise RefusedThereError(header.info or {})
+    if replace(header, client=sent.client, info=sent.info) != sent:
         raise RefusedError("replayed", "answers another packet than the one sent")
 
 

@@ -11,23 +11,9 @@ import numpy as np
 
 from fedbilevel._schema import Terms
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.foreign import shown
-from fedbilevel.federation.refusals import RefusedError, refusal_of, refusal_read
-from fedbilevel.federation.wire import (
-    CHECKSUM,
-    EVERYONE,
-    NOTICE,
-    SPARE,
-    Bytes,
-    Carried,
-    Header,
-    Seal,
-    digest,
-    pack,
-    size_of,
-    unpack,
-    unpack_start,
-)
+from fedbilevel.federation import wire
+from fedbilevel.federation.refusals import RefusedError, RefusedThereError, refusal_of
+from fedbilevel.federation.wire import Bytes, Carried, Header, Seal
 from fedbilevel.problem import as_weights
 
 _LARGEST_HELLO = 1 << 32  # bytes, until it is known how large the model is
@@ -96,7 +82,7 @@ class Member:
         """A digest of what it said of itself that must stay as it is."""
         names = ("facts", "holds", "concludes")
         said = {name: self.info.get(name) for name in names}
-        leaves = [digest(leaf) for leaf in self.start]
+        leaves = [wire.digest(leaf) for leaf in self.start]
         text = json.dumps([self.algorithm, said, leaves], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,10 +90,6 @@ class Member:
     def facts(self) -> Mapping[str, Any]:
         """Its view of the task."""
         return self.info["facts"]
-
-
-class _RefusedThereError(RefusedError):
-    """It was the node that refused."""
 
 
 class Roster:
@@ -131,7 +113,7 @@ class Roster:
         *,
         weights: Sequence[float] = (),
         check_facts: Callable[[Mapping[str, Any], int], None] = lambda *facts: None,
-        seal: Seal = CHECKSUM,
+        seal: Seal = wire.CHECKSUM,
         steps: Mapping[str, Any] | None = None,
     ) -> None:
         self.transport, self.clients, self.steps = transport, clients, steps
@@ -150,21 +132,18 @@ class Roster:
 
     def gather(self, seconds: float, enough: int) -> None:
         """Wait until all clients came; raise if fewer than `enough` are there then."""
-        end, said = time.monotonic() + seconds, set()
+        end, said = time.monotonic() + seconds, []
         while True:
             self.refresh()
-            if len(self.members) == self.clients:
+            missing = sorted(set(range(self.clients)) - set(self.members))
+            if not missing:
                 return
-            missing = set(range(self.clients)) - set(self.members)
             if missing != said:
-                said = missing
-                named = f"client{'s' if len(missing) > 1 else ''}"
-                every = ", ".join(map(str, sorted(missing)))
-                self.report(f"waiting for {named} {every}")
+                said, named = missing, f"client{'s' if len(missing) > 1 else ''}"
+                self.report(f"waiting for {named} {', '.join(map(str, missing))}")
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
-        missing = sorted(set(range(self.clients)) - set(self.members))
         if len(self.members) < enough:
             turned = "".join(
                 f" Not taken: {why}." for why in self._turned_away.values()
@@ -183,14 +162,14 @@ class Roster:
 
     def _notify(self, nodes: set[int], what: dict[str, Any], *, wait: bool) -> None:
         """Send a notice, which needs no answer."""
-        header = self.header(NOTICE, number=self.next_number(), info=what)
-        packets = dict.fromkeys(nodes, pack(header, seal=self.seal))
-        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, SPARE)
+        header = self.header(wire.NOTICE, number=self.next_number(), info=what)
+        packets = dict.fromkeys(nodes, wire.pack(header, seal=self.seal))
+        self.transport.exchange(packets, _FETCHED, lambda *_: not wait, wire.SPARE)
 
     def header(self, kind: str, **more: Any) -> Header:
         """Return the header of a packet to all clients."""
         made, named = self.identity, {"algorithm": self.algorithm, **more}
-        named |= {"client": EVERYONE, "attempt": made.attempt}
+        named |= {"client": wire.EVERYONE, "attempt": made.attempt}
         return Header(kind, made.federation, made.settings, **named)
 
     def next_number(self) -> int:
@@ -208,7 +187,7 @@ class Roster:
         number = self.next_number()
         hello = self.header("hello", algorithm="", number=number, info=self.steps)
         answers = self.transport.exchange(
-            dict.fromkeys(fresh, pack(hello, seal=self.seal)),
+            dict.fromkeys(fresh, wire.pack(hello, seal=self.seal)),
             self.terms.deadline,
             lambda answered, elapsed: self._enough(fresh, answered, elapsed),
             self._largest,
@@ -236,8 +215,8 @@ class Roster:
                 del self.members[client]
                 self.report(f"client {client} is not taken: built another algorithm")
         self._declared = {k: member.declared for k, member in self.members.items()}
-        sizes = (size_of(member.start) for member in self.members.values())
-        self._largest = max(sizes, default=0) + SPARE
+        sizes = (wire.size_of(member.start) for member in self.members.values())
+        self._largest = max(sizes, default=0) + wire.SPARE
         if not self.members:
             raise FedbilevelError(
                 "all clients built another algorithm than the server. Start them with "
@@ -246,11 +225,8 @@ class Roster:
 
     def reachable(self, clients: list[int]) -> list[int]:
         """Return those of the clients that had a node when last looked."""
-        return [
-            client
-            for client in clients
-            if client in self.members and self.members[client].node in self._present
-        ]
+        known = [client for client in clients if client in self.members]
+        return [k for k in known if self.members[k].node in self._present]
 
     def again(self, client: int) -> None:
         """Say hello once more to a site that forgot us."""
@@ -258,17 +234,16 @@ class Roster:
 
     def _enlist(self, node: int, answer: Carried, number: int) -> None:
         try:
-            header, leaves, body = unpack(answer, self._largest, self.seal)
+            header, leaves, body = wire.unpack(answer, self._largest, self.seal)
             if header.number != number and header.kind != "refused":
                 raise RefusedError("replayed", "answers another hello")
             member = self._member(node, header, leaves, body)
         except Exception as error:
-            refusal = refusal_of(error)
-            more = "" if refusal is error else f", {shown(str(error))}"
-            self._turned_away[node] = f"node {node}, {refusal}{more}"
-            self.report(f"node {node} is not taken: {refusal}{more}")
+            refusal, told = refusal_of(error)
+            self._turned_away[node] = f"node {node}, {told}"
+            self.report(f"node {node} is not taken: {told}")
             # A node that refused knows why.
-            if not isinstance(error, _RefusedThereError):
+            if not isinstance(error, RefusedThereError):
                 why = {"reason": refusal.reason, "detail": refusal.detail}
                 self._notify({node}, {"over": False, **why}, wait=False)
             return
@@ -279,14 +254,13 @@ class Roster:
     def _member(self, node: int, header: Header, leaves: list, body: Bytes) -> Member:
         info = header.info or {}
         if header.kind == "refused":
-            refusal = refusal_read(info)
-            raise _RefusedThereError(refusal.reason, refusal.detail)
+            raise RefusedThereError(info)
         self._check_origin(node, header)
         facts, flags = info.get("facts"), (info.get("holds"), info.get("concludes"))
         if not isinstance(facts, dict) or not all(type(one) is bool for one in flags):
             raise RefusedError("garbage", f"client {header.client} reports no facts")
         self._check_facts(facts, len(leaves))
-        start = self._shared(unpack_start(leaves, body))
+        start = self._shared(wire.unpack_start(leaves, body))
         weight = self.weights[header.client]
         member = Member(node, header.algorithm, info, start, weight)
         # Known once all agreed on an algorithm: until then a site may be mended.
@@ -321,8 +295,8 @@ class Roster:
 
         So a server holds the start of the sites once, however many they are.
         """
-        names = [digest(leaf) for leaf in start]
+        names = [wire.digest(leaf) for leaf in start]
         for member in self.members.values():
-            if [digest(leaf) for leaf in member.start] == names:
+            if [wire.digest(leaf) for leaf in member.start] == names:
                 return member.start
         return start

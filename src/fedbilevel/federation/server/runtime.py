@@ -130,9 +130,7 @@ class FederationRuntime(Runtime):
         """Return the state; it is on the host already."""
         return state
 
-    def load(self, state: Federated) -> Federated:
-        """Take a state."""
-        return state
+    load = fetch
 
     def conclude(self, state: Federated, rounds: int) -> dict[int, dict[str, Any]]:
         """Return what clients have to say of a run that ended after so many rounds.
@@ -141,16 +139,13 @@ class FederationRuntime(Runtime):
         """
         if not willing(self.exchanges, "concludes"):
             return {}
-        exchanges, stand = self.exchanges, self._stand(state)
         header = self.roster.header(
             "conclude", round=rounds, exchange=len(state.attendance)
         )
-        while True:
-            answers = conclude(exchanges, header, state.server, stand, self._concludes)
-            if answers.taken or answers.refused:
-                # The run is over, whatever was wrong with what they report.
-                return dict(sorted(answers.taken.items()))
-            exchanges.pause(answers)
+        where = (self.exchanges, header, state.server, self._stand(state))
+        # The run is over, whatever was wrong with what they report.
+        answers = self._answered(lambda: conclude(*where, self._concludes), bool)
+        return dict(sorted(answers.taken.items()))
 
     def _exchange(
         self,
@@ -222,17 +217,16 @@ class FederationRuntime(Runtime):
         )
 
     def _stand(self, state: Federated) -> Stand:
-        def stand(client: int) -> tuple[int, int]:
-            return int(state.accepted[client]), int(self._durable[client])
+        return lambda client: (int(state.accepted[client]), int(self._durable[client]))
 
-        return stand
-
-    def _answered(self, ask: Callable[[], Answers]) -> Answers:
-        """Ask until somebody answers, be it that it will not say."""
+    def _answered(
+        self, ask: Callable[[], Answers], ends: Callable[[set[str]], object]
+    ) -> Answers:
+        """Ask until somebody answers, or refuses for reasons that end it."""
         while True:
             answers = ask()
             reasons = {refusal.reason for refusal in answers.refused.values()}
-            if answers.taken or reasons & _DECLINED:
+            if answers.taken or ends(reasons):
                 return answers
             self.exchanges.pause(answers)
 
@@ -241,15 +235,20 @@ class FederationRuntime(Runtime):
         exchanges = self.exchanges
         names = sorted(exchanges.measurement)
         clients = willing(exchanges, "measures")
-        self._name_columns(names, len(clients))
+        if not self._named_columns:
+            self._named_columns = True
+            self.roster.report(
+                f"{len(clients)} of {self.roster.clients} clients measure "
+                f"{', '.join(names)}; norms of gradients are not measured, since "
+                "gradients stay at their sites"
+            )
         header = self.roster.header(
             "measure", round=index + 1, exchange=len(state.attendance)
         )
         answers = Answers()
         if clients:
-            answers = self._answered(
-                lambda: measure(exchanges, header, state.server, self._stand(state))
-            )
+            where = (exchanges, header, state.server, self._stand(state))
+            answers = self._answered(lambda: measure(*where), _DECLINED.intersection)
         own = server_columns(self.job, state.server)
         known = {name: np.asarray(value) for name, value in own.items()}
         if not answers.taken:
@@ -259,12 +258,3 @@ class FederationRuntime(Runtime):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, exchanges.weights(clients))
         return {**known, **{name: np.asarray(value) for name, value in mean.items()}}
-
-    def _name_columns(self, names: list[str], clients: int) -> None:
-        if self._named_columns:
-            return
-        self._named_columns = True
-        self.roster.report(
-            f"{clients} of {self.roster.clients} clients measure {', '.join(names)}; "
-            "norms of gradients are not measured, since gradients stay at their sites"
-        )

@@ -1,23 +1,19 @@
 """Commands on rows: `label-counts` counts labels, `prepare` makes features."""
 
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fedbilevel._folders import check_file, require_new_file
+from fedbilevel._schema import option
 from fedbilevel._table_choices import FEWEST_ROWS, TableChoices
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
+    AS_JSON,
     EXPERIMENT,
     TABLE,
-    Argument,
-    AsJson,
-    Group,
     at_least_one,
     of_table,
-    read_choices,
     takes,
 )
 from fedbilevel.cli.console import Console
@@ -38,8 +34,8 @@ if TYPE_CHECKING:
 )
 def label_counts(
     experiment: "Experiment",
-    out: Annotated[Path | None, typer.Option(help="file for the picture, PNG")] = None,
-    as_json: AsJson = False,
+    out: Path | None = option(None, "file for the picture, PNG"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show how many rows of each class every client trains with and validates with."""
     from fedbilevel._files import write_atomically
@@ -97,29 +93,21 @@ _UNCOUNTED = (
 )
 
 
-_FILES = Annotated[
-    list[Path], typer.Argument(help="tables, or files of sums that sites wrote")
-]
-
-
-@takes(
-    files=Group({"files": Argument(_FILES)}, lambda files: files),
-    choices=Group(of_table(*TABLE), read_choices).without("preparation"),
-)
+@takes(choices=of_table(*TABLE).without("preparation"))
 def prepare(
-    files: list[Path],
     choices: TableChoices,
-    sums: Annotated[
-        Path | None,
-        typer.Option(help="file for the sums: what this site gives to the others"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="file for the preparation, which all sites then use"),
-    ] = None,
-    minimum_rows: Annotated[
-        int, typer.Option(help="fewest rows of a table of which anything is reported")
-    ] = FEWEST_ROWS,
+    files: list[Path] = option(
+        MISSING, "tables, or files of sums that sites wrote", spelled=""
+    ),
+    sums: Path | None = option(
+        None, "file for the sums: what this site gives to the others"
+    ),
+    out: Path | None = option(
+        None, "file for the preparation, which all sites then use"
+    ),
+    minimum_rows: int = option(
+        FEWEST_ROWS, "fewest rows of a table of which anything is reported"
+    ),
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
 

@@ -3,15 +3,14 @@
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import AsJson
+from fedbilevel._schema import option
+from fedbilevel.cli.arguments import AS_JSON, takes
 from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.cli.progress import status
@@ -24,25 +23,21 @@ _WORDS = (
 )
 
 
+_QUESTION = option(None, "shared-y, own-y, single-level or single-machine")
+
+
+@takes()
 def list_entries(
-    kind: Annotated[
-        str | None,
-        typer.Argument(help="tasks, algorithms, wrappers or data; all if left out"),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Argument(help="one of them, to be shown with its options")
-    ] = None,
-    question: Annotated[
-        str | None,
-        typer.Option(help="shared-y, own-y, single-level or single-machine"),
-    ] = None,
-    needs: Annotated[str | None, typer.Option(metavar="WORDS", help=_WORDS)] = None,
-    without: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="the same, not needed")
-    ] = None,
-    known: Annotated[
-        str | None, typer.Option(help="read, partly or reconstructed")
-    ] = None,
+    kind: str | None = option(
+        None, "tasks, algorithms, wrappers or data; all if left out", spelled=""
+    ),
+    name: str | None = option(
+        None, "one of them, to be shown with its options", spelled=""
+    ),
+    question: str | None = _QUESTION,
+    needs: str | None = option(None, _WORDS, metavar="WORDS"),
+    without: str | None = option(None, "the same, not needed", metavar="WORDS"),
+    known: str | None = option(None, "read, partly or reconstructed"),
 ) -> None:
     """Show the tasks, algorithms, wrappers and data there are, and the options of one.
 
@@ -57,7 +52,7 @@ def list_entries(
         "without": _words(without),
         "known": known,
     }
-    given = [f"--{option}" for option, value in asked.items() if value]
+    given = [f"--{name}" for name, value in asked.items() if value]
     if given:
         if kind != "algorithms" or name is not None:
             raise InvalidInputError(
@@ -78,32 +73,24 @@ def list_entries(
         _show(_TABLES[one]())
 
 
+@takes()
 def recommend(
-    task: Annotated[
-        str | None, typer.Argument(help="a task; any problem if left out")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="how many there are")] = None,
-    participants: Annotated[
-        int | None, typer.Option(help="clients that take part in an exchange")
-    ] = None,
-    differ: Annotated[
-        bool | None,
-        typer.Option("--differ/--alike", help="what clients hold; they may differ"),
-    ] = None,
-    no_hessian: Annotated[
-        bool, typer.Option("--no-hessian", help="gradients are all that can be had")
-    ] = False,
-    few_rounds: Annotated[
-        bool, typer.Option("--few-rounds", help="what is reached early counts")
-    ] = False,
-    question: Annotated[
-        str | None,
-        typer.Option(help="shared-y, own-y, single-level or single-machine"),
-    ] = None,
-    as_json: AsJson = False,
+    task: str | None = option(None, "a task; any problem if left out", spelled=""),
+    clients: int | None = option(None, "how many there are"),
+    participants: int | None = option(None, "clients that take part in an exchange"),
+    differ: bool | None = option(
+        None, "what clients hold; they may differ", spelled="--differ/--alike"
+    ),
+    no_hessian: bool = option(
+        False, "gradients are all that can be had", spelled="--no-hessian"
+    ),
+    few_rounds: bool = option(
+        False, "what is reached early counts", spelled="--few-rounds"
+    ),
+    question: str | None = _QUESTION,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Name the two or three methods that fit, with the reason and what was measured."""
-    checks.names({"task": task})
     from fedbilevel.experiments.recommendation import Situation
     from fedbilevel.experiments.recommendation import recommend as found_for
 
@@ -241,9 +228,8 @@ def _show_task(name: str) -> None:
         _print(more)
     how = "Give one with --set OPTION=VALUE."
     table = _table("Options", how, ("option", "type", "default"), ("meaning",))
-    for name, option in options_of(make).items():
-        kind = _KINDS[type(option.default)]
-        table.add_row(name, kind, str(option.default), option.meaning)
+    for one, (default, meaning) in options_of(make).items():
+        table.add_row(one, _KINDS[type(default)], str(default), meaning)
     _show(table)
 
 

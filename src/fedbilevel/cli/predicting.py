@@ -1,47 +1,36 @@
 """Commands that use a finished run: `predict` and `export`."""
 
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fedbilevel._folders import require_new_file
+from fedbilevel._schema import option
 from fedbilevel._table_choices import TableChoices, listed_names
-from fedbilevel.cli.arguments import AsJson, Group, of_table, read_choices, takes
+from fedbilevel.cli.arguments import AS_JSON, of_table, takes
 from fedbilevel.cli.console import Console
 from fedbilevel.cli.output import print_json
 from fedbilevel.errors import unknown_name
 
 _UNSEEN = ("ignore", "error")
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="run folder made by --out")
-]
-
-
+_RUN_FOLDER = option(MISSING, "run folder made by --out", spelled="", metavar="RUN")
 _READING = ("missing", "separator", "decimal", "encoding")
 
 
-@takes(choices=Group(of_table(*_READING, panel="How a table is read"), read_choices))
+@takes(choices=of_table(*_READING, panel="How a table is read"))
 def predict(
     choices: TableChoices,
-    folder: RunFolder,
-    data: Annotated[
-        str, typer.Argument(help="table, with or without labels, or other data")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="new CSV file with a line for every row")
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(help="columns to copy beside the predictions, as id,date")
-    ] = "",
-    unseen: Annotated[
-        str,
-        typer.Option(
-            help="texts that the model does not know: ignore (predict without them, "
-            "mark and count the rows) or error"
-        ),
-    ] = "ignore",
-    as_json: AsJson = False,
+    folder: Path = _RUN_FOLDER,
+    data: str = option(
+        MISSING, "table, with or without labels, or other data", spelled=""
+    ),
+    out: Path | None = option(None, "new CSV file with a line for every row"),
+    keep: str = option("", "columns to copy beside the predictions, as id,date"),
+    unseen: str = option(
+        "ignore",
+        "texts that the model does not know: ignore (predict without them, mark and "
+        "count the rows) or error",
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Predict rows with the model of a finished run.
 
@@ -75,12 +64,11 @@ def predict(
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+@takes()
 def export(
-    folder: RunFolder,
-    to: Annotated[str, typer.Option(help="npz, safetensors, or onnx if linear")],
-    out: Annotated[
-        Path | None, typer.Option(help="new file; model.KIND here if left out")
-    ] = None,
+    folder: Path = _RUN_FOLDER,
+    to: str = option(MISSING, "npz, safetensors, or onnx if linear"),
+    out: Path | None = option(None, "new file; model.KIND here if left out"),
 ) -> None:
     """Write the model of a finished run for other programs.
 

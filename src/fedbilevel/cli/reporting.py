@@ -2,23 +2,22 @@
 
 import errno
 from contextlib import suppress
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fedbilevel._folders import require_new_file
+from fedbilevel._schema import option
+from fedbilevel.cli.arguments import takes
 from fedbilevel.cli.console import Console
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
 FILE_NAME = "report.html"
 
 
+@takes()
 def report(
-    folder: Annotated[Path, typer.Argument(help="folder of a run or a comparison")],
-    out: Annotated[
-        Path | None, typer.Option(help="file; report.html in the folder if left out")
-    ] = None,
+    folder: Path = option(MISSING, "folder of a run or a comparison", spelled=""),
+    out: Path | None = option(None, "file; report.html in the folder if left out"),
 ) -> None:
     """Write one HTML file about a run, which opens without a network."""
     path = folder / FILE_NAME if out is None else out
@@ -59,9 +58,10 @@ def _check_place(path: Path, given: bool) -> None:
             )
 
 
+@takes()
 def dashboard(
-    folder: Annotated[Path, typer.Argument(help="folder with folders of runs")],
-    port: Annotated[int, typer.Option(help="port; 0 takes any that is free")] = 8765,
+    folder: Path = option(MISSING, "folder with folders of runs", spelled=""),
+    port: int = option(8765, "port; 0 takes any that is free"),
 ) -> None:
     """Show all runs of a folder in a browser on this machine, also while they run.
 

@@ -3,22 +3,22 @@
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
 from fedbilevel._folders import EXPERIMENT as EXPERIMENT_FILE
 from fedbilevel._folders import RESULT
+from fedbilevel._schema import option
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
+    AS_JSON,
     EXPERIMENT,
+    PLAN_FILE,
     TABLE,
+    TRACK,
     TUNING,
-    AsJson,
-    PlanFile,
-    Track,
     takes,
 )
 from fedbilevel.cli.console import Console
@@ -26,7 +26,7 @@ from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
 from fedbilevel.cli.output import print_json, show_data, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.reporting import write_report
-from fedbilevel.cli.trust import TrustCode, require_trust
+from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -48,8 +48,11 @@ def _new_or_finished(given: checks.Given) -> None:
         checks.folder_to_make(given)
 
 
-_TUNE = "tune steps and weights first; what --set gives stays as it is"
-Tune = Annotated[bool, typer.Option("--tune", help=_TUNE)]
+TUNE = option(
+    False,
+    "tune steps and weights first; what --set gives stays as it is",
+    spelled="--tune",
+)
 
 
 @takes(
@@ -62,17 +65,15 @@ def run(
     experiment: "Experiment",
     hosts: Hosts,
     tuning: "Tuning",
-    plan: PlanFile = None,
-    tune: Tune = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder for checkpoints and result: a new one, or that of the same "
-            "experiment with fewer --rounds, to extend it"
-        ),
-    ] = None,
-    track: Track = None,
-    as_json: AsJson = False,
+    plan: Path | None = PLAN_FILE,
+    tune: bool = TUNE,
+    out: Path | None = option(
+        None,
+        "folder for checkpoints and result: a new one, or that of the same experiment "
+        "with fewer --rounds, to extend it",
+    ),
+    track: str | None = TRACK,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Run an algorithm on a task.
 
@@ -153,14 +154,12 @@ _SEARCHED = EXPERIMENT.without(
 def tune(
     experiment: "Experiment",
     tuning: "Tuning",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder for what was tried: a new one, or that of the same search, "
-            "interrupted, to continue it"
-        ),
-    ] = None,
-    as_json: AsJson = False,
+    out: Path | None = option(
+        None,
+        "folder for what was tried: a new one, or that of the same search, "
+        "interrupted, to continue it",
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Tune an algorithm on a task: many short trials, of which the best continue.
 
@@ -190,10 +189,10 @@ def _extends(experiment: "Experiment", out: Path | None) -> bool:
 @takes(hosts=HOSTS)
 def resume(
     hosts: Hosts,
-    folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
-    trust_code: TrustCode = False,
-    track: Track = None,
-    as_json: AsJson = False,
+    folder: Path = option(MISSING, "run folder made by --out", spelled=""),
+    trust_code: bool = TRUST_CODE,
+    track: str | None = TRACK,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     del trust_code  # was heard before
@@ -249,8 +248,6 @@ _COMPARED = EXPERIMENT.only(
     *("settings", "precision", "measure_every", "weights"),
     *("dropout", "participation"),
 )
-_EQUAL = "alike for all: trials; or samples, bytes or seconds, in the ranking, too"
-_TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
 def _new_comparison(given: checks.Given) -> None:
@@ -267,29 +264,29 @@ def _new_comparison(given: checks.Given) -> None:
 def compare(
     experiment: "Experiment",
     tuning: "Tuning",
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithms",
-            help="names, separated by commas; without them the recommended ones",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 5,
-    target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
-    tune: Tune = False,
-    equal: Annotated[str, typer.Option(help=_EQUAL)] = "trials",
-    out: Annotated[
-        Path | None, typer.Option(help="new folder for results and curves")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="continue the comparison in the folder of --out, given the same "
-            "settings; what is finished there is not run again",
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    names: str | None = option(
+        None,
+        "names, separated by commas; without them the recommended ones",
+        spelled="--algorithms",
+    ),
+    seeds: int = option(5, "random seeds per algorithm"),
+    target: float | None = option(
+        None,
+        "value whose cost is reported; nine tenths of the progress if left out",
+    ),
+    tune: bool = TUNE,
+    equal: str = option(
+        "trials",
+        "alike for all: trials; or samples, bytes or seconds, in the ranking, too",
+    ),
+    out: Path | None = option(None, "new folder for results and curves"),
+    resume: bool = option(
+        False,
+        "continue the comparison in the folder of --out, given the same settings; "
+        "what is finished there is not run again",
+        spelled="--resume",
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT
-from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.output import write_report
 from fedbilevel.deployment import serving
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError

@@ -17,6 +17,7 @@ import inspect
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
@@ -36,7 +37,7 @@ from fedbilevel._schema import (
 )
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.cli import checks
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
@@ -237,10 +238,7 @@ FEDERATED = EXPERIMENT.without(
     clients=option(MISSING, "number of sites, K", typed=int),
 )
 THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
-THEOREM_ALGORITHM = option(THEOREMS[0], ", ".join(THEOREMS), typed=str)
-
 AS_JSON = option(False, "print one JSON object, nothing else", spelled="--json")
-NEW_FOLDER = option(None, "new folder for checkpoints and result")
 PLAN_FILE = option(None, "file made by `fedbilevel plan --out`")
 TRACK = option(
     None,
@@ -248,8 +246,6 @@ TRACK = option(
     "mlflow:FOLDER or wandb:FOLDER (offline)",
     metavar="KIND:PLACE",
 )
-SEEDS = option(16, "random seeds of every point")
-THEOREM = option(None, "1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step")
 
 
 def read_settings(settings: list[str]) -> dict[str, str]:
@@ -294,3 +290,39 @@ def at_least_one(**counts: int | None) -> None:
             raise InvalidInputError(
                 f"--{name.replace('_', '-')} {value}: must be at least 1."
             )
+
+
+_SEVERAL = "Several processes"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the first process is, how many there are, and which one this is."""
+
+    coordinator: str | None = option(
+        None,
+        "where process 0 of several waits for the others; trusted networks only",
+        panel=_SEVERAL,
+        metavar="HOST:PORT",
+    )
+    processes: int | None = option(None, "how many processes compute", panel=_SEVERAL)
+    process: int | None = option(None, "which of them this is, from 0", panel=_SEVERAL)
+
+    def join_if_asked(self) -> None:
+        """Join the other processes; without any of the three arguments stay alone."""
+        if (self.coordinator, self.processes, self.process) == (None, None, None):
+            return
+        if self.coordinator is None or self.processes is None or self.process is None:
+            raise InvalidInputError(
+                "--coordinator, --processes and --process belong together: several "
+                "processes need all three, one process needs none."
+            )
+        from fedbilevel.runtime import join
+
+        join(self.coordinator, self.processes, self.process)
+        if self.process > 0:
+            # Process 0 says it.
+            warnings.simplefilter("ignore", HeterogeneityWarning)
+
+
+HOSTS = declared(Hosts)

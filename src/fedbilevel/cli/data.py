@@ -16,8 +16,7 @@ from fedbilevel.cli.arguments import (
     of_table,
     takes,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
+from fedbilevel.cli.output import Console, print_json
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
@@ -67,23 +66,16 @@ def counts_by_level(task: "Task") -> dict[str, "np.ndarray"]:
     """Return the rows of each client and class, for training and for validation."""
     import numpy as np
 
-    from fedbilevel.datasets import partition
-
-    data = task.data
-    levels = {
-        "training": (data.lower["label"], data.lower_sizes),
-        "validation": (data.upper["label"], data.upper_sizes),
-    }
-    counts = {}
-    for name, (label, sizes) in levels.items():
+    data, counts = task.data, {}
+    for name, level, sizes in (
+        ("training", data.lower, data.lower_sizes),
+        ("validation", data.upper, data.upper_sizes),
+    ):
         # Clients are stacked; what follows a client's own rows is padding.
-        starts = np.arange(data.clients) * label.shape[1]
-        parts = [
-            np.arange(start, start + int(size))
-            for start, size in zip(starts, sizes, strict=True)
-        ]
-        rows = np.asarray(label).ravel()
-        counts[name] = partition.label_counts(rows, parts, len(task.classes))
+        held = zip(np.asarray(level["label"]), np.asarray(sizes), strict=True)
+        counts[name] = np.stack(
+            [np.bincount(row[:size], minlength=len(task.classes)) for row, size in held]
+        )
     return counts
 
 

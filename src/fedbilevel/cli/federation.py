@@ -14,7 +14,6 @@ from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     AS_JSON,
     FEDERATED,
-    NEW_FOLDER,
     PLAN_FILE,
     SITE_TUNING,
     TABLE,
@@ -22,9 +21,8 @@ from fedbilevel.cli.arguments import (
     declared,
     takes,
 )
-from fedbilevel.cli.console import Console
 from fedbilevel.cli.node import INSECURE, check_security, require_flower
-from fedbilevel.cli.output import print_json, show_result
+from fedbilevel.cli.output import Console, print_json, show_result
 from fedbilevel.cli.progress import watched
 from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
@@ -109,7 +107,11 @@ def serve(
     """
     own = {"private-key": private_key, "node-key": node_key}
     check_security(insecure, {"certificates": certificates}, own)
-    _check_count(node_key or [], int(experiment.clients or 0))
+    if node_key and len(node_key) != experiment.clients:
+        raise InvalidInputError(
+            f"{len(node_key)} times --node-key for {experiment.clients} clients: give "
+            "one for each, in their order."
+        )
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.datasets.encoding import read_preparation
     from fedbilevel.deployment.apps import Served
@@ -131,8 +133,9 @@ def serve(
     if made is None and not as_json and "preparation" in experiment.task_options:
         _say(_NO_MODEL)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
-    tried = tuning if tune else None
-    served = Served(experiment, out, terms, keys, preparation, track, tried)
+    served = Served(
+        experiment, out, terms, keys, preparation, track, tuning if tune else None
+    )
     link = SuperLink(address, out, certificates)
     shown = watched(experiment.label, quiet=as_json, alone=False)
     with private_files(), shown as watch:
@@ -166,7 +169,7 @@ def federate(
     plan: Path | None = PLAN_FILE,
     tune: bool = TUNE_AT_SITES,
     nodes: str = option(KINDS[0], " or ".join(KINDS)),
-    out: Path | None = NEW_FOLDER,
+    out: Path | None = option(None, "new folder for checkpoints and result"),
     track: str | None = TRACK,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -259,11 +262,3 @@ def replay(
     Console().print(f"Largest difference of the final points: {apart:.3g}")
     if experiment.aggregate == "secure" or experiment.noise:
         Console().print(_DRAWN_APART)
-
-
-def _check_count(node_keys: list[Path], clients: int) -> None:
-    if node_keys and len(node_keys) != clients:
-        raise InvalidInputError(
-            f"{len(node_keys)} times --node-key for {clients} clients: give one for "
-            "each, in their order."
-        )

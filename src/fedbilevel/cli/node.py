@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from fedbilevel import _folders
 from fedbilevel._schema import SITES, Limits, Settings, option, options_of
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import FEDERATED, declared, takes
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.output import Console
 from fedbilevel.cli.progress import ending_soon
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.startup.own_process import collect_as_usual
@@ -93,17 +94,12 @@ def node(
     from fedbilevel.federation.signatures import KeyFiles, site_seal
     from fedbilevel.runtime import configure
 
-    keys = None
-    if private_key and server_key:
-        keys = KeyFiles(private_key, (server_key,))
+    keys = KeyFiles(private_key, (server_key,)) if private_key and server_key else None
     # Without certificates Flower takes any node, and one of a new name at once.
     flower_key = private_key if root_certificates else None
     link = Connection(superlink, root_certificates, flower_key, patience)
     configure(experiment.precision, cores=cores)
-    console = Console(stderr=True)
-
-    report = sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
-
+    say = partial(Console(stderr=True).print, markup=False, soft_wrap=True)
     with private_files():
         make_private_folder(state)
         with ending_soon(lambda: True):  # it compiles checks, and holds no round
@@ -112,7 +108,7 @@ def node(
                 client,
                 trial=trial,
                 folder=state,
-                report=report,
+                report=sparing(say),
                 seal=site_seal(client, keys),
                 limits=SiteLimits(**vars(limits)),
                 identity=identity,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.output import Console
 from fedbilevel.startup.own_process import collect_as_usual
 
 if TYPE_CHECKING:

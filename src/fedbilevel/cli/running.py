@@ -8,31 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
-from fedbilevel._folders import EXPERIMENT as EXPERIMENT_FILE
-from fedbilevel._folders import RESULT
-from fedbilevel._schema import option
+from fedbilevel._schema import Tuning, option
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     AS_JSON,
     EXPERIMENT,
+    HOSTS,
     PLAN_FILE,
     TABLE,
     TRACK,
     TUNING,
+    Hosts,
     takes,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
-from fedbilevel.cli.output import print_json, show_data, show_result
+from fedbilevel.cli.output import (
+    Console,
+    only_ours_on_stdout,
+    print_json,
+    show_data,
+    show_result,
+    write_report,
+)
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.reporting import write_report
 from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.experiments.comparison import NamedComparison
-    from fedbilevel.experiments.searching import Tuning
     from fedbilevel.experiments.tuning import NamedTuned
     from fedbilevel.report import Standing
 
@@ -44,7 +47,9 @@ def _new_or_finished(given: checks.Given) -> None:
         return
     if given["tune"] and (out / _folders.TUNING / _folders.SEARCH).exists():
         _folders.require_own(out, (_folders.TUNING,))
-    elif not (out / RESULT).exists() or not (out / EXPERIMENT_FILE).exists():
+    elif not all(
+        (out / name).exists() for name in (_folders.RESULT, _folders.EXPERIMENT)
+    ):
         checks.folder_to_make(given)
 
 
@@ -64,7 +69,7 @@ TUNE = option(
 def run(
     experiment: "Experiment",
     hosts: Hosts,
-    tuning: "Tuning",
+    tuning: Tuning,
     plan: Path | None = PLAN_FILE,
     tune: bool = TUNE,
     out: Path | None = option(
@@ -90,28 +95,25 @@ def run(
         from fedbilevel.experiments.theory import follow_file
 
         experiment = follow_file(plan, experiment)
-    extends = _extends(experiment, out)
+    resumes = out is not None and (out / _folders.RESULT).exists()
+    if out is not None and resumes:
+        from fedbilevel.experiments.run_folder import require_extension
+
+        require_extension(experiment, out)
     if tune:
-        experiment = _tuned(experiment, tuning, out, quiet=as_json)
+        folder = None if out is None else out / _folders.TUNING
+        found = _search(experiment, tuning, folder, quiet=as_json)
+        experiment = found.experiment
+        if not as_json:
+            _show_tuned(found, Console(stderr=True))
         if out is not None:
             experiment.save(out)
-    resumes = extends or (tune and out is not None)
+            resumes = True
     _execute(experiment, out, track, resume=resumes, as_json=as_json)
 
 
-def _tuned(
-    experiment: "Experiment", tuning: "Tuning", out: Path | None, *, quiet: bool
-) -> "Experiment":
-    """Tune before a run; return the experiment with what was found."""
-    folder = None if out is None else out / _folders.TUNING
-    found = _search(experiment, tuning, folder, quiet=quiet)
-    if not quiet:
-        _show_tuned(found, Console(stderr=True))
-    return found.experiment
-
-
 def _search(
-    experiment: "Experiment", tuning: "Tuning", folder: Path | None, *, quiet: bool
+    experiment: "Experiment", tuning: Tuning, folder: Path | None, *, quiet: bool
 ) -> "NamedTuned":
     from fedbilevel.experiments import tuning as searches
     from fedbilevel.runtime import configure, reporting
@@ -137,10 +139,8 @@ def _show_tuned(found: "NamedTuned", console: Console) -> None:
 
 def _new_search(given: checks.Given) -> None:
     """Raise unless --out is left out, can be made, or holds a search to continue."""
-    out = given["out"]
-    if out is not None and not (out / _folders.SEARCH).exists():
-        _folders.require_new(out)
-        _folders.check_place(out)
+    if given["out"] is None or not (given["out"] / _folders.SEARCH).exists():
+        checks.folder_to_make(given)
 
 
 _SEARCHED = EXPERIMENT.without(
@@ -153,7 +153,7 @@ _SEARCHED = EXPERIMENT.without(
 @takes(checks.data, _new_search, experiment=_SEARCHED, tuning=TUNING)
 def tune(
     experiment: "Experiment",
-    tuning: "Tuning",
+    tuning: Tuning,
     out: Path | None = option(
         None,
         "folder for what was tried: a new one, or that of the same search, "
@@ -174,16 +174,6 @@ def tune(
     _show_tuned(found, Console())
     if out is not None:
         Console().print(f"Saved in {out}")
-
-
-def _extends(experiment: "Experiment", out: Path | None) -> bool:
-    """Say whether a finished run is extended; raise if it is another experiment's."""
-    if out is None or not (out / RESULT).exists():
-        return False
-    from fedbilevel.experiments.run_folder import require_extension
-
-    require_extension(experiment, out)
-    return True
 
 
 @takes(hosts=HOSTS)
@@ -252,18 +242,16 @@ _COMPARED = EXPERIMENT.only(
 
 def _new_comparison(given: checks.Given) -> None:
     """Raise unless --out is left out, can be made, or is to be continued."""
-    out, resume = given["out"], given["resume"]
-    if resume and out is None:
+    if not given["resume"]:
+        checks.folder_to_make(given)
+    elif given["out"] is None:
         raise InvalidInputError("--resume needs --out, the folder to continue in.")
-    if out is not None and not resume:
-        _folders.require_new(out)
-        _folders.check_place(out)
 
 
 @takes(checks.data, _new_comparison, experiment=_COMPARED, tuning=TUNING)
 def compare(
     experiment: "Experiment",
-    tuning: "Tuning",
+    tuning: Tuning,
     names: str | None = option(
         None,
         "names, separated by commas; without them the recommended ones",
@@ -324,8 +312,7 @@ def compare(
     if out is not None:
         write_json(out / _folders.COMPARED, summary)
         aim = (summary["metric"], summary["target"])
-        curves = draw_curves(made.found.results, *aim)
-        write_atomically(out / "curves.png", curves)
+        write_atomically(out / "curves.png", draw_curves(made.found.results, *aim))
         write_report(out)
     if as_json:
         print_json(summary)

@@ -11,11 +11,8 @@ from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
     AS_JSON,
     EXPERIMENT,
-    SEEDS,
     SETTINGS,
     TABLE,
-    THEOREM,
-    THEOREM_ALGORITHM,
     THEOREMS,
     at_least_one,
     read_counts,
@@ -23,8 +20,7 @@ from fedbilevel.cli.arguments import (
     read_settings,
     takes,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
+from fedbilevel.cli.output import Console, print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -37,6 +33,8 @@ CONSTANTS = option(
     spelled="--constant",
     metavar="KEY=VALUE",
 )
+THEOREM = option(None, "1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step")
+SEEDS = option(16, "random seeds of every point")
 FOLDER = option(None, "folder for table and figure")
 _CHECKED = EXPERIMENT.only(
     *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
@@ -47,7 +45,7 @@ _MEASURED = EXPERIMENT.only(
     *("task", "algorithm", "batch", "data"),
     *(name for name in TABLE if name != "site"),
     "settings",
-).having(algorithm=THEOREM_ALGORITHM)
+).having(algorithm=option(THEOREMS[0], ", ".join(THEOREMS), typed=str))
 _PLANNED = _MEASURED.having(
     algorithm=option(
         None,
@@ -67,21 +65,16 @@ def _with_theorem(given: checks.Given) -> None:
         raise unknown_name("algorithm with a theorem", given["algorithm"], THEOREMS)
 
 
-def _one_aim(given: checks.Given) -> None:
-    """Raise unless a plan has a target or a length, and a preset that exists."""
-    if (given["iterations"] is None) == (given["target"] is None):
-        raise InvalidInputError(
-            "give --target, the value to reach, or --iterations, and not both."
-        )
-    if given["preset"] not in PRESETS:
-        raise unknown_name("preset", given["preset"], PRESETS)
-
-
 def _plan_of_one_kind(given: checks.Given) -> None:
     """Raise unless a plan by a theorem has what it needs; one of memory needs less."""
     if not given["memory"]:
         _with_theorem(given)
-        _one_aim(given)
+        if (given["iterations"] is None) == (given["target"] is None):
+            raise InvalidInputError(
+                "give --target, the value to reach, or --iterations, and not both."
+            )
+        if given["preset"] not in PRESETS:
+            raise unknown_name("preset", given["preset"], PRESETS)
         if given["model_devices"] != 1:
             raise InvalidInputError("--model-devices is for a plan with --memory.")
         return

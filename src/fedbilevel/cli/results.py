@@ -1,5 +1,7 @@
-"""Commands that use a finished run: `predict` and `export`."""
+"""Commands on what runs have left: `predict`, `export`, `report` and `dashboard`."""
 
+import errno
+from contextlib import suppress
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -7,9 +9,8 @@ from fedbilevel._folders import require_new_file
 from fedbilevel._schema import option
 from fedbilevel._table_choices import TableChoices, listed_names
 from fedbilevel.cli.arguments import AS_JSON, of_table, takes
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
-from fedbilevel.errors import unknown_name
+from fedbilevel.cli.output import REPORT, Console, print_json, save_page
+from fedbilevel.errors import InvalidInputError, unknown_name
 
 _UNSEEN = ("ignore", "error")
 _RUN_FOLDER = option(MISSING, "run folder made by --out", spelled="", metavar="RUN")
@@ -87,3 +88,59 @@ def export(
     FORMATS[to](Model.load(folder), path)
     written = " and ".join(map(str, (path, *beside)))
     Console().print(f"Saved in {written}", markup=False, highlight=False)
+
+
+@takes()
+def report(
+    folder: Path = option(MISSING, "folder of a run or a comparison", spelled=""),
+    out: Path | None = option(None, "file; report.html in the folder if left out"),
+) -> None:
+    """Write one HTML file about a run, which opens without a network."""
+    path = folder / REPORT if out is None else out
+    _check_place(path, given=out is not None)
+    save_page(folder, path)
+    Console().print(f"Saved in {path}", markup=False, soft_wrap=True)
+
+
+def _check_place(path: Path, given: bool) -> None:
+    """Raise if a file is there that is no report, or none can be made as was given."""
+    if not path.exists():
+        if given:
+            require_new_file(path)
+        return
+    from fedbilevel.report.page import MARK
+
+    with path.open("rb") as file:
+        if file.read(len(MARK)) != MARK.encode():
+            raise InvalidInputError(
+                f"{path} is there and is no report. Choose another file."
+            )
+
+
+@takes()
+def dashboard(
+    folder: Path = option(MISSING, "folder with folders of runs", spelled=""),
+    port: int = option(8765, "port; 0 takes any that is free"),
+) -> None:
+    """Show all runs of a folder in a browser on this machine, also while they run.
+
+    The address that is printed holds a token, without which nothing is shown: other
+    users of the machine reach the port, too.
+    """
+    if not folder.is_dir():
+        raise InvalidInputError(f"{folder} is not a folder.")
+    if not 0 <= port <= 65535:
+        raise InvalidInputError(f"--port {port}: choose from 0 to 65535.")
+    from fedbilevel.cli.dashboard import Dashboard
+
+    try:
+        server = Dashboard(folder, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise InvalidInputError(
+            f"port {port} is in use. Choose another with --port."
+        ) from error
+    Console().print(f"{server.address} until Ctrl-C", soft_wrap=True)
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()

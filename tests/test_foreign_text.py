@@ -15,7 +15,7 @@ from fedbilevel.cli.app import app
 from fedbilevel.cli.output import Console
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.built import _write_listed
-from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.sections import Grid
 from fedbilevel.result import Result
 from fedbilevel.tasks._base import Listed
 from tests.reports import made_up, save_run

@@ -28,8 +28,8 @@ from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
-from fedbilevel.report.page.grid import Grid
 from fedbilevel.report.page.quality import _bars
+from fedbilevel.report.page.sections import Grid
 from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.saved import find_saved, read_saved

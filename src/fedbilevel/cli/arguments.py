@@ -237,7 +237,6 @@ FEDERATED = EXPERIMENT.without(
     stop_patience=SETTINGS["patience"],
     clients=option(MISSING, "number of sites, K", typed=int),
 )
-THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
 AS_JSON = option(False, "print one JSON object, nothing else", spelled="--json")
 PLAN_FILE = option(None, "file made by `fedbilevel plan --out`")
 TRACK = option(

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
 from fedbilevel._schema import Terms, option
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    AS_JSON,
-    FEDERATED,
-    PLAN_FILE,
-    SITE_TUNING,
-    TABLE,
-    TRACK,
-    declared,
-    takes,
-)
+from fedbilevel.cli import arguments, checks
 from fedbilevel.cli.node import INSECURE, check_security, require_flower
 from fedbilevel.cli.output import Console, print_json, show_result
 from fedbilevel.cli.progress import watched
@@ -48,9 +38,9 @@ _DRAWN_APART = (
 TUNE_AT_SITES = option(
     False, "try steps at the sites first, which must allow it, too", spelled="--tune"
 )
-TERMS = declared(Terms)
-_SERVED = FEDERATED.without("data", *TABLE)
-_TRIED = FEDERATED.having(
+TERMS = arguments.declared(Terms)
+_SERVED = arguments.FEDERATED.without("data", *arguments.TABLE)
+_TRIED = arguments.FEDERATED.having(
     clients=option(
         None, "number of nodes, K; those the data name, or 4", typed=int | None
     )
@@ -74,12 +64,12 @@ def _folder_to_serve(given: checks.Given) -> None:
     _folders.check_place(out)
 
 
-@takes(
+@arguments.takes(
     _folder_to_serve,
     require_flower,
     experiment=_SERVED,
     terms=TERMS.defaulting(deadline=600.0, patience=86400.0),
-    tuning=SITE_TUNING,
+    tuning=arguments.SITE_TUNING,
 )
 def serve(
     experiment: "Experiment",
@@ -94,11 +84,11 @@ def serve(
     node_key: list[Path] | None = option(
         None, "public key of a client's node; repeat, in their order"
     ),
-    preparation: Path | None = option(None, TABLE["preparation"]),
+    preparation: Path | None = option(None, arguments.TABLE["preparation"]),
     tune: bool = TUNE_AT_SITES,
-    track: str | None = TRACK,
+    track: str | None = arguments.TRACK,
     insecure: bool = INSECURE,
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Serve a federation to sites; an interrupted one is continued.
 
@@ -154,24 +144,24 @@ def _kind_of_nodes(given: checks.Given) -> None:
         raise unknown_name("kind of nodes", given["nodes"], KINDS)
 
 
-@takes(
+@arguments.takes(
     _kind_of_nodes,
     checks.folder_to_make,
     require_flower,
     experiment=_TRIED,
     terms=TERMS,
-    tuning=SITE_TUNING,
+    tuning=arguments.SITE_TUNING,
 )
 def federate(
     experiment: "Experiment",
     terms: Any,
     tuning: Any,
-    plan: Path | None = PLAN_FILE,
+    plan: Path | None = arguments.PLAN_FILE,
     tune: bool = TUNE_AT_SITES,
     nodes: str = option(KINDS[0], " or ".join(KINDS)),
     out: Path | None = option(None, "new folder for checkpoints and result"),
-    track: str | None = TRACK,
-    as_json: bool = AS_JSON,
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
     from fedbilevel._files import make_private_folder, private_files
@@ -230,11 +220,11 @@ def _folder_of_trial(out: Path | None) -> Iterator[Path]:
         raise
 
 
-@takes()
+@arguments.takes()
 def replay(
     folder: Path = option(MISSING, "folder of a finished federation", spelled=""),
     trust_code: bool = TRUST_CODE,
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Repeat a federation in the simulator, with the clients that took part."""
     del trust_code  # was heard before

@@ -268,10 +268,8 @@ def _table(
     """Return a table; words of so many columns are never broken."""
     from fedbilevel.report.tables import table_of
 
-    table = table_of(title, headings, rows, range(len(headings)), caption=caption)
-    for column in table.columns[:whole]:
-        column.no_wrap = True
-    return table
+    texts = range(len(headings))
+    return table_of(title, headings, rows, texts, slice(whole), caption=caption)
 
 
 def _show(table: Table) -> None:

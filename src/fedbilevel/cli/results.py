@@ -48,11 +48,7 @@ def predict(
     from fedbilevel.models import Model
 
     found = predictions.predicted(
-        Model.load(folder),
-        data,
-        choices,
-        listed_names(keep),
-        strict=unseen == "error",
+        Model.load(folder), data, choices, listed_names(keep), strict=unseen == "error"
     )
     if out is not None:
         write_atomically(out, csv_text([found.header(), *found.rows()]))

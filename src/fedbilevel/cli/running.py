@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
 from fedbilevel._schema import Tuning, option
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    AS_JSON,
-    EXPERIMENT,
-    HOSTS,
-    PLAN_FILE,
-    TABLE,
-    TRACK,
-    TUNING,
-    Hosts,
-    takes,
-)
+from fedbilevel.cli import arguments, checks
 from fedbilevel.cli.output import (
     Console,
     only_ours_on_stdout,
@@ -60,25 +49,25 @@ TUNE = option(
 )
 
 
-@takes(
+@arguments.takes(
     *(checks.data, checks.client_states, _new_or_finished),
-    experiment=EXPERIMENT,
-    hosts=HOSTS,
-    tuning=TUNING,
+    experiment=arguments.EXPERIMENT,
+    hosts=arguments.HOSTS,
+    tuning=arguments.TUNING,
 )
 def run(
     experiment: "Experiment",
-    hosts: Hosts,
+    hosts: arguments.Hosts,
     tuning: Tuning,
-    plan: Path | None = PLAN_FILE,
+    plan: Path | None = arguments.PLAN_FILE,
     tune: bool = TUNE,
     out: Path | None = option(
         None,
         "folder for checkpoints and result: a new one, or that of the same experiment "
         "with fewer --rounds, to extend it",
     ),
-    track: str | None = TRACK,
-    as_json: bool = AS_JSON,
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Run an algorithm on a task.
 
@@ -143,14 +132,16 @@ def _new_search(given: checks.Given) -> None:
         checks.folder_to_make(given)
 
 
-_SEARCHED = EXPERIMENT.without(
+_SEARCHED = arguments.EXPERIMENT.without(
     *("runtime", "client_states", "measure_every", "force"),
     *("checkpoint_rounds", "checkpoint_seconds"),
     *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
 )
 
 
-@takes(checks.data, _new_search, experiment=_SEARCHED, tuning=TUNING)
+@arguments.takes(
+    checks.data, _new_search, experiment=_SEARCHED, tuning=arguments.TUNING
+)
 def tune(
     experiment: "Experiment",
     tuning: Tuning,
@@ -159,7 +150,7 @@ def tune(
         "folder for what was tried: a new one, or that of the same search, "
         "interrupted, to continue it",
     ),
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Tune an algorithm on a task: many short trials, of which the best continue.
 
@@ -176,13 +167,13 @@ def tune(
         Console().print(f"Saved in {out}")
 
 
-@takes(hosts=HOSTS)
+@arguments.takes(hosts=arguments.HOSTS)
 def resume(
-    hosts: Hosts,
+    hosts: arguments.Hosts,
     folder: Path = option(MISSING, "run folder made by --out", spelled=""),
     trust_code: bool = TRUST_CODE,
-    track: str | None = TRACK,
-    as_json: bool = AS_JSON,
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     del trust_code  # was heard before
@@ -232,9 +223,9 @@ def _execute(
         show_result(result, folder, as_json)
 
 
-_COMPARED = EXPERIMENT.only(
+_COMPARED = arguments.EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
-    *TABLE,
+    *arguments.TABLE,
     *("settings", "precision", "measure_every", "weights"),
     *("dropout", "participation"),
 )
@@ -248,7 +239,9 @@ def _new_comparison(given: checks.Given) -> None:
         raise InvalidInputError("--resume needs --out, the folder to continue in.")
 
 
-@takes(checks.data, _new_comparison, experiment=_COMPARED, tuning=TUNING)
+@arguments.takes(
+    checks.data, _new_comparison, experiment=_COMPARED, tuning=arguments.TUNING
+)
 def compare(
     experiment: "Experiment",
     tuning: Tuning,
@@ -259,8 +252,7 @@ def compare(
     ),
     seeds: int = option(5, "random seeds per algorithm"),
     target: float | None = option(
-        None,
-        "value whose cost is reported; nine tenths of the progress if left out",
+        None, "value whose cost is reported; nine tenths of the progress if left out"
     ),
     tune: bool = TUNE,
     equal: str = option(
@@ -274,7 +266,7 @@ def compare(
         "what is finished there is not run again",
         spelled="--resume",
     ),
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 

@@ -13,7 +13,6 @@ from fedbilevel.cli.arguments import (
     EXPERIMENT,
     SETTINGS,
     TABLE,
-    THEOREMS,
     at_least_one,
     read_counts,
     read_numbers,
@@ -33,6 +32,7 @@ CONSTANTS = option(
     spelled="--constant",
     metavar="KEY=VALUE",
 )
+THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
 THEOREM = option(None, "1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step")
 SEEDS = option(16, "random seeds of every point")
 FOLDER = option(None, "folder for table and figure")

@@ -49,13 +49,18 @@ _LISTED = "ignore"  # the one that may be repeated
 
 
 def argument(name: str, declared: Field, kind: Any = None) -> Parameter:
-    """Return an argument, declared by `option`, as a parameter that typer reads."""
+    """Return an argument, declared by `option`, as a parameter that typer reads.
+
+    Of one command's own arguments, the `kind` is that of the command's parameter.
+    """
     known = Option(**declared.metadata)
     about = {"help": known.meaning, "metavar": known.metavar}
     if known.spelled == "":  # what it is its place says
         how = typer.Argument(**about)
     else:
-        names = () if known.spelled is None else (known.spelled,)
+        # A flag of one command alone has no opposite: nothing else sets it.
+        flag = f"--{name.replace('_', '-')}" if kind is bool else None
+        names = filter(None, [known.spelled or flag])
         how = typer.Option(*names, rich_help_panel=known.panel, **about)
     # A list that is left out is None, as typer has it.
     defaults = {MISSING: Parameter.empty, (): None}
@@ -179,12 +184,8 @@ def _table_options(*names: str, panel: str | None = None) -> dict[str, Field]:
 
 def of_table(*names: str, panel: str | None = None) -> Group:
     """Return arguments of these names that are read into how a table is read."""
-    return Group({}, read_choices).having(**_table_options(*names, panel=panel))
-
-
-def read_choices(**given: Any) -> TableChoices:
-    """Return how a table is read; what was left out has its default."""
-    return TableChoices(**_as_texts(given))
+    group = Group({}, lambda **given: TableChoices(**_as_texts(given)))
+    return group.having(**_table_options(*names, panel=panel))
 
 
 def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:

@@ -35,9 +35,7 @@ _DRAWN_APART = (
     "With masks or noise sites draw rows and noise by secrets of their own. Where a "
     "batch is not of all rows, or noise is added, the difference is no rounding error."
 )
-TUNE_AT_SITES = option(
-    False, "try steps at the sites first, which must allow it, too", spelled="--tune"
-)
+TUNE_AT_SITES = option(False, "try steps at the sites first, which must allow it, too")
 TERMS = arguments.declared(Terms)
 _SERVED = arguments.FEDERATED.without("data", *arguments.TABLE)
 _TRIED = arguments.FEDERATED.having(

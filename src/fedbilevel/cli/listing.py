@@ -79,12 +79,8 @@ def recommend(
     differ: bool | None = option(
         None, "what clients hold; they may differ", spelled="--differ/--alike"
     ),
-    no_hessian: bool = option(
-        False, "gradients are all that can be had", spelled="--no-hessian"
-    ),
-    few_rounds: bool = option(
-        False, "what is reached early counts", spelled="--few-rounds"
-    ),
+    no_hessian: bool = option(False, "gradients are all that can be had"),
+    few_rounds: bool = option(False, "what is reached early counts"),
     question: str | None = _QUESTION,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -21,9 +21,7 @@ from fedbilevel.startup.own_process import collect_as_usual
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-INSECURE = option(
-    False, "no encryption, and no keys needed: for trials", spelled="--insecure"
-)
+INSECURE = option(False, "no encryption, and no keys needed: for trials")
 _AGAIN = 60.0  # seconds after which the same is said again
 # The server says when a node ends, and how often it measures.
 _SERVERS = {one.name for one, known in options_of(Settings) if known.agree != SITES}
@@ -70,13 +68,9 @@ def node(
     ),
     insecure: bool = INSECURE,
     patience: float = option(86400.0, "seconds without a connection before giving up"),
-    trial: bool = option(
-        False, "take this client's share of data of all clients", spelled="--trial"
-    ),
+    trial: bool = option(False, "take this client's share of data of all clients"),
     tune: bool = option(
-        False,
-        "take steps from the server, of those that a search tries",
-        spelled="--tune",
+        False, "take steps from the server, of those that a search tries"
     ),
     cores: int = option(1, "cores to compute on"),
 ) -> None:

@@ -42,11 +42,7 @@ def _new_or_finished(given: checks.Given) -> None:
         checks.folder_to_make(given)
 
 
-TUNE = option(
-    False,
-    "tune steps and weights first; what --set gives stays as it is",
-    spelled="--tune",
-)
+TUNE = option(False, "tune steps and weights first; what --set gives stays as it is")
 
 
 @arguments.takes(
@@ -264,7 +260,6 @@ def compare(
         False,
         "continue the comparison in the folder of --out, given the same settings; "
         "what is finished there is not run again",
-        spelled="--resume",
     ),
     as_json: bool = arguments.AS_JSON,
 ) -> None:

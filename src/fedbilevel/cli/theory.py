@@ -128,9 +128,7 @@ def plan(
     experiment: "Experiment",
     clients: int | None = option(None, "number of clients, K; 8 by a theorem"),
     memory: bool = option(
-        False,
-        "say what the run takes of the device's memory; nothing is run",
-        spelled="--memory",
+        False, "say what the run takes of the device's memory; nothing is run"
     ),
     target: float | None = option(None, "epsilon: the mean of the metric to reach"),
     iterations: int | None = option(None, "local iterations in all, T"),

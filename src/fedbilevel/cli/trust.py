@@ -23,7 +23,6 @@ TRUST_CODE = option(
     False,
     "run code that the folder names: a file of one's own, or an installed package's; "
     "without it a terminal is asked",
-    spelled="--trust-code",
 )
 
 

@@ -52,14 +52,13 @@ class Predicted:
 
     def rows(self) -> list[list[Any]]:
         """Return a line for every row."""
-        decided = self.model.decided(self.scores)
-        if self.model.classes:
-            every = zip(decided, softmax(self.scores), strict=True)
-            found = [[str(name), *map(float, chances)] for name, chances in every]
-        else:
-            found = [[float(value)] for value in decided]
+        decided, named = self.model.decided(self.scores), self.model.classes
+        chances = softmax(self.scores).tolist() if named else [[]] * len(decided)
         kept = zip(self.places.tolist(), *self.kept.values(), strict=True)
-        lines = [[*one, *row] for one, row in zip(kept, found, strict=True)]
+        lines = [
+            [*one, str(value) if named else float(value), *row]
+            for one, value, row in zip(kept, decided, chances, strict=True)
+        ]
         if self.unseen is not None:
             marks = [""] * len(lines)
             for row, column, text in self.unseen:

@@ -37,7 +37,7 @@ def printed(monkeypatch):
     def print_(self, what, **_):
         lines.append(("err" if self.stderr else "out", what))
 
-    monkeypatch.setattr("fedbilevel.cli.console.Console.print", print_)
+    monkeypatch.setattr("fedbilevel.cli.output.Console.print", print_)
     return lines
 
 
@@ -209,7 +209,7 @@ def test_a_result_is_shown_in_order(monkeypatch, printed):
         )
     monkeypatch.setattr("fedbilevel.report.quality_tables", lambda given: ["quality"])
     wrote: list[Path] = []
-    monkeypatch.setattr("fedbilevel.cli.reporting.write_report", wrote.append)
+    monkeypatch.setattr("fedbilevel.cli.output.write_report", wrote.append)
     found = result_of(
         quality={"sentence": "It is good."},
         events=["smaller steps", "rolled back"],
@@ -235,7 +235,7 @@ def test_a_result_is_shown_in_order(monkeypatch, printed):
 
 def test_a_result_in_json_is_one_line(monkeypatch, printed, capsys):
     wrote: list[Path] = []
-    monkeypatch.setattr("fedbilevel.cli.reporting.write_report", wrote.append)
+    monkeypatch.setattr("fedbilevel.cli.output.write_report", wrote.append)
     output.show_result(result_of(), Path("run"), as_json=True)
     assert capsys.readouterr().out == '{"rounds": 3}\n'
     assert wrote == [Path("run")] and not printed

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedbilevel import _files
 from fedbilevel.cli.app import app
-from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.output import write_report
 from fedbilevel.deployment import apps
 from fedbilevel.errors import DamagedFileWarning, sentence_of
 from fedbilevel.federation.checkpoints import SiteCheckpoints

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel._text import csv_text, for_terminal, without_apostrophe
 from fedbilevel.cli.app import app
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.output import Console
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.built import _write_listed
-from fedbilevel.report.page.grid import Grid
+from fedbilevel.report.page.sections import Grid
 from fedbilevel.result import Result
 from fedbilevel.tasks._base import Listed
 from tests.reports import made_up, save_run

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.arguments import EXPERIMENT
-from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.output import write_report
 from fedbilevel.deployment import serving
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.errors import CheckpointError
@@ -28,8 +28,8 @@ from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.experiments.searching import Tuning
 from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
-from fedbilevel.report.page.grid import Grid
 from fedbilevel.report.page.quality import _bars
+from fedbilevel.report.page.sections import Grid
 from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.saved import find_saved, read_saved

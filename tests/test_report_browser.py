@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.output import write_report
 from fedbilevel.result import Result
 from tests.browser import Page, needs_chromium, opened
 from tests.reports import made_up, save_comparison, save_run

@@ -18,9 +18,8 @@ import fedbilevel
 from fedbilevel import _registry, _types, algorithms, tasks
 from fedbilevel.cli import checks, federation, main, node
 from fedbilevel.cli.app import app
-from fedbilevel.cli.arguments import THEOREMS
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.theory import PRESETS
+from fedbilevel.cli.theory import PRESETS, THEOREMS
 from fedbilevel.deployment import serving
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import experiment

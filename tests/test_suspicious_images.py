@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedbilevel import tasks
 from fedbilevel._files import write_arrays
-from fedbilevel.cli.reporting import write_report
+from fedbilevel.cli.output import write_report
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
 from fedbilevel.saved import read_saved

@@ -47,7 +47,7 @@ def a_table(given):
 
 FILES = {
     "fedbilevel._files.write_atomically": nothing,
-    "fedbilevel.cli.predicting.print_json": nothing,
+    "fedbilevel.cli.results.print_json": nothing,
     "fedbilevel.cli.data.print_json": nothing,
 }
 BUILT = SimpleNamespace(classes=("no", "yes"), names=("north",))
@@ -352,7 +352,7 @@ def test_a_replay_says_how_far_it_is_and_why_it_may_be(settings, more, monkeypat
     }
     said = []
     monkeypatch.setattr(
-        "fedbilevel.cli.console.Console.print", lambda self, text: said.append(text)
+        "fedbilevel.cli.output.Console.print", lambda self, text: said.append(text)
     )
     passed_on(Case("replay run", spied, {}, {}), "", monkeypatch)
     assert said[0] == "Largest difference of the final points: 0.5"

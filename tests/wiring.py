@@ -13,7 +13,7 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.output import Console
 
 COMMANDS = get_group(app).commands
 Row = tuple[str, Mapping[str, Any]]

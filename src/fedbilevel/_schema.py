@@ -37,8 +37,8 @@ class Option(NamedTuple):
     """Metadata of an option besides its name, type and default.
 
     `typed` is its type on the command line where that is another one, `flag` its name
-    there, and `spelled` what is typed for a name that Python cannot have. `least` is
-    the smallest value, `above` a value that it must exceed.
+    there, and `spelled` what is typed for a name that Python cannot have; nothing for
+    what its place names. `least` is the smallest value, `above` one to exceed.
     """
 
     meaning: str
@@ -122,7 +122,10 @@ class Settings:
     """Names and numbers that fix a run. None leaves a choice to the task."""
 
     task: Any = _agreed(
-        MISSING, "see `fedbilevel list tasks`, or path/to/file.py:make", typed=str
+        MISSING,
+        "see `fedbilevel list tasks`, or path/to/file.py:make",
+        typed=str,
+        spelled="",
     )
     algorithm: Any = _agreed(
         None,

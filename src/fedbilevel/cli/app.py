@@ -7,12 +7,11 @@ import typer
 
 from fedbilevel import __version__
 from fedbilevel.cli.data import label_counts, prepare
-from fedbilevel.cli.errors import plain_errors
 from fedbilevel.cli.federation import federate, replay, serve
 from fedbilevel.cli.listing import list_entries, recommend
 from fedbilevel.cli.node import node
-from fedbilevel.cli.predicting import export, predict
-from fedbilevel.cli.reporting import dashboard, report
+from fedbilevel.cli.output import plain_errors
+from fedbilevel.cli.results import dashboard, export, predict, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
 from fedbilevel.cli.trust import only_typed

@@ -1,12 +1,13 @@
 """The arguments of the commands, read in groups that several commands share.
 
-Those of experiments, searches, servers and sites are fields of `fedbilevel._schema`.
+All are declared by `option`: those of experiments, searches, servers and sites as
+fields of `fedbilevel._schema`, those of one command as defaults of its parameters.
 
 Typer makes options of a function's parameters. `takes` gives a command the arguments of
 groups as if it had declared them, and calls it with what each group was read into:
 
     @takes(experiment=EXPERIMENT.without("data"))
-    def command(experiment: "Experiment", as_json: AsJson = False) -> None: ...
+    def command(experiment: "Experiment", as_json: bool = AS_JSON) -> None: ...
 
 Nothing here loads JAX before a command is called: help, and whatever is refused at
 once, need none of it.
@@ -16,72 +17,77 @@ import inspect
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbilevel._schema import WEIGHTS, Settings, Tuning, check_bounds, options_of
+from fedbilevel._schema import (
+    WEIGHTS,
+    Option,
+    Settings,
+    Tuning,
+    check_bounds,
+    option,
+    options_of,
+)
 from fedbilevel._table_choices import TableChoices
 from fedbilevel.cli import checks
-from fedbilevel.errors import InvalidInputError
+from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-REQUIRED = inspect.Parameter.empty
 _COLUMNS = "Which column of a table is what"
 # Options of the tasks on tables that have arguments of their own, with their meanings.
 TABLE = {one.name: known.meaning for one, known in options_of(TableChoices)}
 _LISTED = "ignore"  # the one that may be repeated
 
 
-class Argument(NamedTuple):
-    """How typer reads an argument, and what it is if it is left out."""
+def argument(name: str, declared: Field, kind: Any = None) -> Parameter:
+    """Return an argument, declared by `option`, as a parameter that typer reads.
 
-    annotation: Any
-    default: Any = REQUIRED
+    Of one command's own arguments, the `kind` is that of the command's parameter.
+    """
+    known = Option(**declared.metadata)
+    about = {"help": known.meaning, "metavar": known.metavar}
+    if known.spelled == "":  # what it is its place says
+        how = typer.Argument(**about)
+    else:
+        # A flag of one command alone has no opposite: nothing else sets it.
+        flag = f"--{name.replace('_', '-')}" if kind is bool else None
+        names = filter(None, [known.spelled or flag])
+        how = typer.Option(*names, rich_help_panel=known.panel, **about)
+    # A list that is left out is None, as typer has it.
+    defaults = {MISSING: Parameter.empty, (): None}
+    return Parameter(
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=defaults.get(declared.default, declared.default),
+        annotation=Annotated[known.typed or declared.type or kind, how],
+    )
 
 
-def option(
-    kind: Any,
-    default: Any,
-    text: str,
-    *,
-    panel: str | None = None,
-    metavar: str | None = None,
-    spelled: str | None = None,
-) -> Argument:
-    """Declare an option of a type, under the name of its parameter or another one."""
-    names = () if spelled is None else (spelled,)
-    how = typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
-    return Argument(Annotated[kind, how], default)
+def declared(kind: type, read: Callable[..., Any] | None = None) -> "Group":
+    """Return the arguments that the fields of a dataclass declare, read as one."""
+    flags = {known.flag or one.name: one for one, known in options_of(kind)}
 
+    def made(**given: Any) -> Any:
+        check_bounds(kind, given)
+        return kind(**{flags[flag].name: value for flag, value in given.items()})
 
-def declared(kind: type, read: Callable[..., Any]) -> "Group":
-    """Return the arguments that the fields of a dataclass declare."""
-    arguments = {}
-    for one, known in options_of(kind):
-        typed, flag = known.typed or one.type, known.flag or one.name
-        if one.default is MISSING:
-            how = typer.Argument(help=known.meaning)
-            arguments[flag] = Argument(Annotated[typed, how])
-            continue
-        # A type of its own stands for text, which is read here.
-        default = one.default if known.typed is None else None
-        shown = {n: getattr(known, n) for n in ("panel", "metavar", "spelled")}
-        arguments[flag] = option(typed, default, known.meaning, **shown)
-    return Group(arguments, read)
+    return Group({}, read or made).having(**flags)
 
 
 @dataclass(frozen=True)
 class Group:
     """Arguments that are read together, by a function that is given them by name."""
 
-    arguments: Mapping[str, Argument]
+    arguments: Mapping[str, Parameter]
     read: Callable[..., Any]
 
     def only(self, *names: str) -> "Group":
@@ -92,14 +98,15 @@ class Group:
         """Return the group without these arguments."""
         return self.only(*(name for name in self.arguments if name not in names))
 
-    def having(self, **arguments: Argument) -> "Group":
+    def having(self, **more: Field) -> "Group":
         """Return the group with more arguments, or with other ones in their place."""
-        return replace(self, arguments={**self.arguments, **arguments})
+        made = {name: argument(name, one) for name, one in more.items()}
+        return replace(self, arguments={**self.arguments, **made})
 
     def defaulting(self, **values: Any) -> "Group":
         """Return the group with other values for what is left out."""
-        changed = {n: self.arguments[n]._replace(default=v) for n, v in values.items()}
-        return self.having(**changed)
+        changed = {n: self.arguments[n].replace(default=v) for n, v in values.items()}
+        return replace(self, arguments={**self.arguments, **changed})
 
 
 def takes(
@@ -120,23 +127,15 @@ def takes(
                 made[name] = group.read(**mine)
             command(**made, **given)
 
-        own = inspect.signature(command).parameters.items()
-        every = {
-            **{n: a for group in groups.values() for n, a in group.arguments.items()},
-            **{n: Argument(p.annotation, p.default) for n, p in own if n not in groups},
-        }
-        parameters = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=one.default,
-                annotation=one.annotation,
-            )
-            for name, one in every.items()
-        ]
+        every: dict[str, Parameter] = {}
+        for group in groups.values():
+            every |= group.arguments
+        for name, own in inspect.signature(command).parameters.items():
+            if name not in groups:
+                every[name] = argument(name, own.default, own.annotation)
         called.__name__, called.__doc__ = command.__name__, command.__doc__
         called.__annotations__ = {n: one.annotation for n, one in every.items()}
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__signature__ = inspect.Signature([*every.values()])  # type: ignore[attr-defined]
         return called
 
     return decorate
@@ -177,15 +176,16 @@ def holding_ctrl_c() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def of_table(*names: str, panel: str | None = None) -> dict[str, Argument]:
-    """Return arguments of these names that say how a table is read."""
+def _table_options(*names: str, panel: str | None = None) -> dict[str, Field]:
+    """Return options of these names that say how a table is read."""
     kinds = {one: list[str] | None if one == _LISTED else str | None for one in names}
-    return {n: option(kind, None, TABLE[n], panel=panel) for n, kind in kinds.items()}
+    return {n: option(None, TABLE[n], typed=k, panel=panel) for n, k in kinds.items()}
 
 
-def read_choices(**given: Any) -> TableChoices:
-    """Return how a table is read; what was left out has its default."""
-    return TableChoices(**_as_texts(given))
+def of_table(*names: str, panel: str | None = None) -> Group:
+    """Return arguments of these names that are read into how a table is read."""
+    group = Group({}, lambda **given: TableChoices(**_as_texts(given)))
+    return group.having(**_table_options(*names, panel=panel))
 
 
 def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:
@@ -195,47 +195,37 @@ def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-_SETTINGS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="an option of the task or the algorithm; may be repeated. A tuned one may "
-        "be a range, KEY=0.01..1, or a list, KEY=4,8,16",
-    ),
-]
-# Arguments that become `options` of an experiment.
-_OPTIONS = {
-    "data": option(
-        str | None,
+SETTINGS = {one.name: one for one in fields(Settings)}
+EXPERIMENT = declared(Settings, read_experiment).having(
+    # These become `options` of an experiment.
+    data=option(
         None,
         "name, file or folder of the data; see `fedbilevel list data`",
+        typed=str | None,
     ),
-    **of_table(*TABLE, panel=_COLUMNS),
-    "settings": Argument(_SETTINGS, None),
-}
-EXPERIMENT = declared(Settings, read_experiment).having(**_OPTIONS)
+    **_table_options(*TABLE, panel=_COLUMNS),
+    settings=option(
+        None,
+        "an option of the task or the algorithm; may be repeated. A tuned one may be a "
+        "range, KEY=0.01..1, or a list, KEY=4,8,16",
+        typed=list[str] | None,
+        spelled="--set",
+        metavar="KEY=VALUE",
+    ),
+)
+TUNING = declared(Tuning)
 
 
-def read_tuning(**given: Any) -> Tuning:
-    """Return how much is tried."""
-    check_bounds(Tuning, given)
-    return Tuning(seeds=given.pop("tuning_seeds"), **given)
-
-
-TUNING = declared(Tuning, read_tuning)
-
-
-def read_site_tuning(trial_rounds: int, **given: Any) -> tuple[Tuning, int]:
+def read_site_tuning(trial_rounds: int, **given: Any) -> dict[str, Any]:
     """Return how much is tried at sites, and how long a trial is."""
     at_least_one(trial_rounds=trial_rounds)
-    return read_tuning(**given), trial_rounds
+    return {**asdict(TUNING.read(**given)), "rounds": trial_rounds}
 
 
 SITE_TUNING = replace(
     TUNING.without("rungs").having(
         trial_rounds=option(
-            int, 10, "rounds of a trial", panel="Tuning of steps and weights"
+            10, "rounds of a trial", typed=int, panel="Tuning of steps and weights"
         )
     ),
     read=read_site_tuning,
@@ -245,34 +235,17 @@ FEDERATED = EXPERIMENT.without(
     *("runtime", "model_devices", "client_states", "checkpoint_rounds"),
     *("checkpoint_seconds", "patience", "dropout", "participation"),
 ).having(
-    stop_patience=EXPERIMENT.arguments["patience"],
-    clients=option(int, REQUIRED, "number of sites, K"),
+    stop_patience=SETTINGS["patience"],
+    clients=option(MISSING, "number of sites, K", typed=int),
 )
-THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
-THEOREM_ALGORITHM = option(str, THEOREMS[0], ", ".join(THEOREMS))
-
-AsJson = Annotated[
-    bool, typer.Option("--json", help="print one JSON object, nothing else")
-]
-NewFolder = Annotated[
-    Path | None, typer.Option(help="new folder for checkpoints and result")
-]
-PlanFile = Annotated[
-    Path | None, typer.Option(help="file made by `fedbilevel plan --out`")
-]
-Track = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND:PLACE",
-        help="where every measured round is written: jsonl:FILE, tensorboard:FOLDER, "
-        "mlflow:FOLDER or wandb:FOLDER (offline)",
-    ),
-]
-Seeds = Annotated[int, typer.Option(help="random seeds of every point")]
-Theorem = Annotated[
-    int | None,
-    typer.Option(help="1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step"),
-]
+AS_JSON = option(False, "print one JSON object, nothing else", spelled="--json")
+PLAN_FILE = option(None, "file made by `fedbilevel plan --out`")
+TRACK = option(
+    None,
+    "where every measured round is written: jsonl:FILE, tensorboard:FOLDER, "
+    "mlflow:FOLDER or wandb:FOLDER (offline)",
+    metavar="KIND:PLACE",
+)
 
 
 def read_settings(settings: list[str]) -> dict[str, str]:
@@ -317,3 +290,39 @@ def at_least_one(**counts: int | None) -> None:
             raise InvalidInputError(
                 f"--{name.replace('_', '-')} {value}: must be at least 1."
             )
+
+
+_SEVERAL = "Several processes"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the first process is, how many there are, and which one this is."""
+
+    coordinator: str | None = option(
+        None,
+        "where process 0 of several waits for the others; trusted networks only",
+        panel=_SEVERAL,
+        metavar="HOST:PORT",
+    )
+    processes: int | None = option(None, "how many processes compute", panel=_SEVERAL)
+    process: int | None = option(None, "which of them this is, from 0", panel=_SEVERAL)
+
+    def join_if_asked(self) -> None:
+        """Join the other processes; without any of the three arguments stay alone."""
+        if (self.coordinator, self.processes, self.process) == (None, None, None):
+            return
+        if self.coordinator is None or self.processes is None or self.process is None:
+            raise InvalidInputError(
+                "--coordinator, --processes and --process belong together: several "
+                "processes need all three, one process needs none."
+            )
+        from fedbilevel.runtime import join
+
+        join(self.coordinator, self.processes, self.process)
+        if self.process > 0:
+            # Process 0 says it.
+            warnings.simplefilter("ignore", HeterogeneityWarning)
+
+
+HOSTS = declared(Hosts)

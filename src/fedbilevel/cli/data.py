@@ -1,27 +1,22 @@
 """Commands on rows: `label-counts` counts labels, `prepare` makes features."""
 
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fedbilevel._folders import check_file, require_new_file
+from fedbilevel._schema import option
 from fedbilevel._table_choices import FEWEST_ROWS, TableChoices
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
+    AS_JSON,
     EXPERIMENT,
     TABLE,
-    Argument,
-    AsJson,
-    Group,
     at_least_one,
     of_table,
-    read_choices,
     takes,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
+from fedbilevel.cli.output import Console, print_json
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
@@ -38,8 +33,8 @@ if TYPE_CHECKING:
 )
 def label_counts(
     experiment: "Experiment",
-    out: Annotated[Path | None, typer.Option(help="file for the picture, PNG")] = None,
-    as_json: AsJson = False,
+    out: Path | None = option(None, "file for the picture, PNG"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show how many rows of each class every client trains with and validates with."""
     from fedbilevel._files import write_atomically
@@ -71,23 +66,16 @@ def counts_by_level(task: "Task") -> dict[str, "np.ndarray"]:
     """Return the rows of each client and class, for training and for validation."""
     import numpy as np
 
-    from fedbilevel.datasets import partition
-
-    data = task.data
-    levels = {
-        "training": (data.lower["label"], data.lower_sizes),
-        "validation": (data.upper["label"], data.upper_sizes),
-    }
-    counts = {}
-    for name, (label, sizes) in levels.items():
+    data, counts = task.data, {}
+    for name, level, sizes in (
+        ("training", data.lower, data.lower_sizes),
+        ("validation", data.upper, data.upper_sizes),
+    ):
         # Clients are stacked; what follows a client's own rows is padding.
-        starts = np.arange(data.clients) * label.shape[1]
-        parts = [
-            np.arange(start, start + int(size))
-            for start, size in zip(starts, sizes, strict=True)
-        ]
-        rows = np.asarray(label).ravel()
-        counts[name] = partition.label_counts(rows, parts, len(task.classes))
+        held = zip(np.asarray(level["label"]), np.asarray(sizes), strict=True)
+        counts[name] = np.stack(
+            [np.bincount(row[:size], minlength=len(task.classes)) for row, size in held]
+        )
     return counts
 
 
@@ -97,29 +85,21 @@ _UNCOUNTED = (
 )
 
 
-_FILES = Annotated[
-    list[Path], typer.Argument(help="tables, or files of sums that sites wrote")
-]
-
-
-@takes(
-    files=Group({"files": Argument(_FILES)}, lambda files: files),
-    choices=Group(of_table(*TABLE), read_choices).without("preparation"),
-)
+@takes(choices=of_table(*TABLE).without("preparation"))
 def prepare(
-    files: list[Path],
     choices: TableChoices,
-    sums: Annotated[
-        Path | None,
-        typer.Option(help="file for the sums: what this site gives to the others"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="file for the preparation, which all sites then use"),
-    ] = None,
-    minimum_rows: Annotated[
-        int, typer.Option(help="fewest rows of a table of which anything is reported")
-    ] = FEWEST_ROWS,
+    files: list[Path] = option(
+        MISSING, "tables, or files of sums that sites wrote", spelled=""
+    ),
+    sums: Path | None = option(
+        None, "file for the sums: what this site gives to the others"
+    ),
+    out: Path | None = option(
+        None, "file for the preparation, which all sites then use"
+    ),
+    minimum_rows: int = option(
+        FEWEST_ROWS, "fewest rows of a table of which anything is reported"
+    ),
 ) -> None:
     """Fit how columns become features, from tables or from the sums of sites.
 

@@ -4,32 +4,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
-from fedbilevel._schema import Terms, check_bounds
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    FEDERATED,
-    SITE_TUNING,
-    TABLE,
-    AsJson,
-    NewFolder,
-    PlanFile,
-    Track,
-    declared,
-    option,
-    takes,
-)
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.node import Insecure, check_security, require_flower
-from fedbilevel.cli.output import print_json, show_result
+from fedbilevel._schema import Terms, option
+from fedbilevel.cli import arguments, checks
+from fedbilevel.cli.node import INSECURE, check_security, require_flower
+from fedbilevel.cli.output import Console, print_json, show_result
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.trust import TrustCode, require_trust
+from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.startup.own_process import collect_as_usual
 
@@ -50,25 +35,13 @@ _DRAWN_APART = (
     "With masks or noise sites draw rows and noise by secrets of their own. Where a "
     "batch is not of all rows, or noise is added, the difference is no rounding error."
 )
-TuneAtSites = Annotated[
-    bool,
-    typer.Option(
-        "--tune", help="try steps at the sites first, which must allow it, too"
-    ),
-]
-
-
-def read_terms(**given: Any) -> Terms:
-    """Return how long a server waits, and what it takes."""
-    require_flower()
-    check_bounds(Terms, given)
-    return Terms(**given)
-
-
-TERMS = declared(Terms, read_terms)
-_SERVED = FEDERATED.without("data", *TABLE)
-_TRIED = FEDERATED.having(
-    clients=option(int | None, None, "number of nodes, K; those the data name, or 4")
+TUNE_AT_SITES = option(False, "try steps at the sites first, which must allow it, too")
+TERMS = arguments.declared(Terms)
+_SERVED = arguments.FEDERATED.without("data", *arguments.TABLE)
+_TRIED = arguments.FEDERATED.having(
+    clients=option(
+        None, "number of nodes, K; those the data name, or 4", typed=int | None
+    )
 )
 
 
@@ -80,10 +53,6 @@ def _check_track(track: str | None, *, begun: bool) -> None:
         check_tracking(track, resume=begun)
 
 
-def _tried_at_sites(tuning: Any) -> dict[str, Any]:
-    return {**asdict(tuning[0]), "rounds": tuning[1]}
-
-
 def _folder_to_serve(given: checks.Given) -> None:
     """Raise at once if --out is finished, or no folder of a run at all."""
     out = given["out"]
@@ -93,35 +62,31 @@ def _folder_to_serve(given: checks.Given) -> None:
     _folders.check_place(out)
 
 
-@takes(
+@arguments.takes(
     _folder_to_serve,
+    require_flower,
     experiment=_SERVED,
     terms=TERMS.defaulting(deadline=600.0, patience=86400.0),
-    tuning=SITE_TUNING,
+    tuning=arguments.SITE_TUNING,
 )
 def serve(
     experiment: "Experiment",
     terms: Any,
     tuning: Any,
-    out: Annotated[Path, typer.Option(help="folder for checkpoints, logs and result")],
-    address: Annotated[
-        str, typer.Option(help="where the SuperLink listens, HOST:PORT")
-    ] = "127.0.0.1:8000",
-    certificates: Annotated[
-        Path | None, typer.Option(help="folder with ca.crt, server.pem, server.key")
-    ] = None,
-    private_key: Annotated[
-        Path | None, typer.Option(help="the server's key, made by ssh-keygen")
-    ] = None,
-    node_key: Annotated[
-        list[Path] | None,
-        typer.Option(help="public key of a client's node; repeat, in their order"),
-    ] = None,
-    preparation: Annotated[Path | None, typer.Option(help=TABLE["preparation"])] = None,
-    tune: TuneAtSites = False,
-    track: Track = None,
-    insecure: Insecure = False,
-    as_json: AsJson = False,
+    out: Path = option(MISSING, "folder for checkpoints, logs and result"),
+    address: str = option("127.0.0.1:8000", "where the SuperLink listens, HOST:PORT"),
+    certificates: Path | None = option(
+        None, "folder with ca.crt, server.pem, server.key"
+    ),
+    private_key: Path | None = option(None, "the server's key, made by ssh-keygen"),
+    node_key: list[Path] | None = option(
+        None, "public key of a client's node; repeat, in their order"
+    ),
+    preparation: Path | None = option(None, arguments.TABLE["preparation"]),
+    tune: bool = TUNE_AT_SITES,
+    track: str | None = arguments.TRACK,
+    insecure: bool = INSECURE,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Serve a federation to sites; an interrupted one is continued.
 
@@ -130,7 +95,11 @@ def serve(
     """
     own = {"private-key": private_key, "node-key": node_key}
     check_security(insecure, {"certificates": certificates}, own)
-    _check_count(node_key or [], int(experiment.clients or 0))
+    if node_key and len(node_key) != experiment.clients:
+        raise InvalidInputError(
+            f"{len(node_key)} times --node-key for {experiment.clients} clients: give "
+            "one for each, in their order."
+        )
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.datasets.encoding import read_preparation
     from fedbilevel.deployment.apps import Served
@@ -152,8 +121,9 @@ def serve(
     if made is None and not as_json and "preparation" in experiment.task_options:
         _say(_NO_MODEL)
     keys = KeyFiles(private_key, tuple(node_key or ())) if private_key else None
-    tried = _tried_at_sites(tuning) if tune else None
-    served = Served(experiment, out, terms, keys, preparation, track, tried)
+    served = Served(
+        experiment, out, terms, keys, preparation, track, tuning if tune else None
+    )
     link = SuperLink(address, out, certificates)
     shown = watched(experiment.label, quiet=as_json, alone=False)
     with private_files(), shown as watch:
@@ -172,23 +142,24 @@ def _kind_of_nodes(given: checks.Given) -> None:
         raise unknown_name("kind of nodes", given["nodes"], KINDS)
 
 
-@takes(
+@arguments.takes(
     _kind_of_nodes,
     checks.folder_to_make,
+    require_flower,
     experiment=_TRIED,
     terms=TERMS,
-    tuning=SITE_TUNING,
+    tuning=arguments.SITE_TUNING,
 )
 def federate(
     experiment: "Experiment",
     terms: Any,
     tuning: Any,
-    plan: PlanFile = None,
-    tune: TuneAtSites = False,
-    nodes: Annotated[str, typer.Option(help=" or ".join(KINDS))] = KINDS[0],
-    out: NewFolder = None,
-    track: Track = None,
-    as_json: AsJson = False,
+    plan: Path | None = arguments.PLAN_FILE,
+    tune: bool = TUNE_AT_SITES,
+    nodes: str = option(KINDS[0], " or ".join(KINDS)),
+    out: Path | None = option(None, "new folder for checkpoints and result"),
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Run a whole federation on this machine, with real processes, to try it out."""
     from fedbilevel._files import make_private_folder, private_files
@@ -214,7 +185,7 @@ def federate(
             commands = "\n  ".join(serving.deployment_of(asked, tune=tune))
             _say(f"{_DEPLOYED}\n  {commands}")
             _say(f"{words[0].upper()}{words[1:]}.")
-        tried = _tried_at_sites(tuning) if tune else None
+        tried = tuning if tune else None
         served = Served(experiment, folder, terms, track=track, tuning=tried)
         with watched(experiment.label, quiet=as_json, alone=False) as watch:
             watch.stage(_WAITING)
@@ -247,10 +218,11 @@ def _folder_of_trial(out: Path | None) -> Iterator[Path]:
         raise
 
 
+@arguments.takes()
 def replay(
-    folder: Annotated[Path, typer.Argument(help="folder of a finished federation")],
-    trust_code: TrustCode = False,
-    as_json: AsJson = False,
+    folder: Path = option(MISSING, "folder of a finished federation", spelled=""),
+    trust_code: bool = TRUST_CODE,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Repeat a federation in the simulator, with the clients that took part."""
     del trust_code  # was heard before
@@ -278,11 +250,3 @@ def replay(
     Console().print(f"Largest difference of the final points: {apart:.3g}")
     if experiment.aggregate == "secure" or experiment.noise:
         Console().print(_DRAWN_APART)
-
-
-def _check_count(node_keys: list[Path], clients: int) -> None:
-    if node_keys and len(node_keys) != clients:
-        raise InvalidInputError(
-            f"{len(node_keys)} times --node-key for {clients} clients: give one for "
-            "each, in their order."
-        )

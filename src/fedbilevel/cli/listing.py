@@ -2,18 +2,16 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import typer
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import AsJson
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
+from fedbilevel._schema import option
+from fedbilevel.cli.arguments import AS_JSON, takes
+from fedbilevel.cli.output import Console, print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -22,27 +20,22 @@ _WORDS = (
     "any of hessian, alike-clients, more-exchanges, all-clients, single-replies, "
     "separated by commas"
 )
+Rows = Iterable[Sequence[str]]
+_QUESTION = option(None, "shared-y, own-y, single-level or single-machine")
 
 
+@takes()
 def list_entries(
-    kind: Annotated[
-        str | None,
-        typer.Argument(help="tasks, algorithms, wrappers or data; all if left out"),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Argument(help="one of them, to be shown with its options")
-    ] = None,
-    question: Annotated[
-        str | None,
-        typer.Option(help="shared-y, own-y, single-level or single-machine"),
-    ] = None,
-    needs: Annotated[str | None, typer.Option(metavar="WORDS", help=_WORDS)] = None,
-    without: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="the same, not needed")
-    ] = None,
-    known: Annotated[
-        str | None, typer.Option(help="read, partly or reconstructed")
-    ] = None,
+    kind: str | None = option(
+        None, "tasks, algorithms, wrappers or data; all if left out", spelled=""
+    ),
+    name: str | None = option(
+        None, "one of them, to be shown with its options", spelled=""
+    ),
+    question: str | None = _QUESTION,
+    needs: str | None = option(None, _WORDS, metavar="WORDS"),
+    without: str | None = option(None, "the same, not needed", metavar="WORDS"),
+    known: str | None = option(None, "read, partly or reconstructed"),
 ) -> None:
     """Show the tasks, algorithms, wrappers and data there are, and the options of one.
 
@@ -57,7 +50,7 @@ def list_entries(
         "without": _words(without),
         "known": known,
     }
-    given = [f"--{option}" for option, value in asked.items() if value]
+    given = [f"--{name}" for name, value in asked.items() if value]
     if given:
         if kind != "algorithms" or name is not None:
             raise InvalidInputError(
@@ -78,32 +71,20 @@ def list_entries(
         _show(_TABLES[one]())
 
 
+@takes()
 def recommend(
-    task: Annotated[
-        str | None, typer.Argument(help="a task; any problem if left out")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="how many there are")] = None,
-    participants: Annotated[
-        int | None, typer.Option(help="clients that take part in an exchange")
-    ] = None,
-    differ: Annotated[
-        bool | None,
-        typer.Option("--differ/--alike", help="what clients hold; they may differ"),
-    ] = None,
-    no_hessian: Annotated[
-        bool, typer.Option("--no-hessian", help="gradients are all that can be had")
-    ] = False,
-    few_rounds: Annotated[
-        bool, typer.Option("--few-rounds", help="what is reached early counts")
-    ] = False,
-    question: Annotated[
-        str | None,
-        typer.Option(help="shared-y, own-y, single-level or single-machine"),
-    ] = None,
-    as_json: AsJson = False,
+    task: str | None = option(None, "a task; any problem if left out", spelled=""),
+    clients: int | None = option(None, "how many there are"),
+    participants: int | None = option(None, "clients that take part in an exchange"),
+    differ: bool | None = option(
+        None, "what clients hold; they may differ", spelled="--differ/--alike"
+    ),
+    no_hessian: bool = option(False, "gradients are all that can be had"),
+    few_rounds: bool = option(False, "what is reached early counts"),
+    question: str | None = _QUESTION,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Name the two or three methods that fit, with the reason and what was measured."""
-    checks.names({"task": task})
     from fedbilevel.experiments.recommendation import Situation
     from fedbilevel.experiments.recommendation import recommend as found_for
 
@@ -137,36 +118,36 @@ def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
         found = fitting(**asked)
     if not found:
         raise InvalidInputError(
-            "no algorithm is all of that. Leave out one of " + ", ".join(given) + "."
+            f"no algorithm is all of that. Leave out one of {', '.join(given)}."
         )
-    table = _empty_table(f"Algorithms: {len(found)}")
-    for entry in found:
-        table.add_row(entry.name, *_about(entry))
-    return table
+    rows = ((entry.name, *_about(entry)) for entry in found)
+    return _algorithms(f"Algorithms: {len(found)}", rows)
 
 
 def _about(entry: Any) -> tuple[str, ...]:
     return entry.summary, entry.answers, entry.reference, entry.provenance
 
 
-def _empty_table(title: str) -> Table:
+def _algorithms(title: str, rows: Rows) -> Table:
     caption = "`fedbilevel list algorithms NAME` shows the options of one."
-    headings = ("what it is", "answers", "reference", "how known")
-    return _table(title, caption, ("algorithm",), headings)
+    headings = ("algorithm", "what it is", "answers", "reference", "how known")
+    return _table(title, caption, headings, rows)
+
+
+def _rows_of(registry: Any, about: Callable[[str], Sequence[str]]) -> Rows:
+    """Return a row for every name, be it why nothing can be said of it."""
+    for name in (*registry.names(), *registry.installed()):
+        try:
+            yield name, *about(name)
+        except InvalidInputError as error:  # of a package that somebody installed
+            yield name, str(error)
 
 
 def _algorithm_table() -> Table:
     from fedbilevel import algorithms
 
-    table = _empty_table("Algorithms")
-    for name in (*algorithms.names(), *algorithms.installed()):
-        try:
-            entry = algorithms.find(name)
-        except InvalidInputError as error:  # of a package that somebody installed
-            table.add_row(name, str(error), "", "", "")
-            continue
-        table.add_row(name, *_about(entry))
-    return table
+    rows = _rows_of(algorithms, lambda name: _about(algorithms.find(name)))
+    return _algorithms("Algorithms", rows)
 
 
 def _show_algorithm(name: str) -> None:
@@ -190,10 +171,9 @@ def _show_algorithm(name: str) -> None:
     )
     if "local_steps" in entry.parameters:
         caption += " --local-steps is p."
-    table = _table("Options", caption, ("option",), ("type", "default", "meaning"))
-    for one in options_of(entry).values():
-        table.add_row(one.name, one.kind, one.default, one.meaning)
-    _show(table)
+    known = options_of(entry).values()
+    rows = ((one.name, one.kind, one.default, one.meaning) for one in known)
+    _show(_table("Options", caption, _OPTION, rows))
 
 
 def _needs(name: str) -> str:
@@ -204,11 +184,11 @@ def _needs(name: str) -> str:
     from fedbilevel import algorithms
     from fedbilevel.experiments.traits import TRAITS, traits_of
 
+    if algorithms.is_file(name):
+        return ""
     try:
-        words = None if algorithms.is_file(name) else traits_of(name)
+        words = traits_of(name)
     except InvalidInputError:
-        words = None
-    if words is None:
         return ""
     return "; ".join(f"{TRAITS[word]} ({word})" for word in words) or "gradients alone"
 
@@ -217,17 +197,14 @@ def _task_table() -> Table:
     from fedbilevel import tasks
     from fedbilevel.tasks._base import option_defaults
 
-    caption = "`fedbilevel list tasks NAME` says more of one."
-    table = _table("Tasks", caption, ("task",), ("what it is", "options (defaults)"))
-    for name in (*tasks.names(), *tasks.installed()):
-        try:
-            options = option_defaults(tasks.find(name)).items()
-        except InvalidInputError as error:  # of a package that somebody installed
-            table.add_row(name, str(error), "")
-            continue
+    def about(name: str) -> tuple[str, str]:
+        options = option_defaults(tasks.find(name)).items()
         known = ", ".join(f"{option}={default}" for option, default in options)
-        table.add_row(name, _paragraph(_task_text(name)), known)
-    return table
+        return _paragraph(_task_text(name)), known
+
+    caption = "`fedbilevel list tasks NAME` says more of one."
+    headings = ("task", "what it is", "options (defaults)")
+    return _table("Tasks", caption, headings, _rows_of(tasks, about))
 
 
 def _show_task(name: str) -> None:
@@ -239,22 +216,20 @@ def _show_task(name: str) -> None:
     more = inspect.getdoc(make)
     if more:
         _print(more)
+    rows = (
+        (one, _KINDS[type(default)], str(default), meaning)
+        for one, (default, meaning) in options_of(make).items()
+    )
     how = "Give one with --set OPTION=VALUE."
-    table = _table("Options", how, ("option", "type", "default"), ("meaning",))
-    for name, option in options_of(make).items():
-        kind = _KINDS[type(option.default)]
-        table.add_row(name, kind, str(option.default), option.meaning)
-    _show(table)
+    _show(_table("Options", how, _OPTION, rows, whole=3))
 
 
 def _data_table() -> Table:
     from fedbilevel import datasets
 
     how = "A name, or a file or folder that is laid out so."
-    table = _table("Data", how, (), ("--data",))
-    for name in (*datasets.names(), *datasets.LAYOUTS):
-        table.add_row(name)
-    return table
+    rows = ((name,) for name in (*datasets.names(), *datasets.LAYOUTS))
+    return _table("Data", how, ("--data",), rows, whole=0)
 
 
 def _wrapper_table() -> Table:
@@ -264,10 +239,8 @@ def _wrapper_table() -> Table:
         "Give one with --with NAME or NAME=VALUE. Repeat it, the innermost first. "
         "Values in brackets may be left out."
     )
-    table = _table("Wrappers", how, ("--with",), ("what it does",))
-    for one in WRAPPERS.values():
-        table.add_row(one.usage(), one.summary)
-    return table
+    rows = ((one.usage(), one.summary) for one in WRAPPERS.values())
+    return _table("Wrappers", how, ("--with", "what it does"), rows)
 
 
 _TABLES: dict[str, Callable[[], Table]] = {
@@ -280,20 +253,19 @@ _DETAILS: dict[str, Callable[[str], None]] = {
     "tasks": _show_task,
     "algorithms": _show_algorithm,
 }
+_OPTION = ("option", "type", "default", "meaning")
 _CUT = "…"  # by which a table shows that a word did not fit
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
 def _table(
-    title: str, caption: str, whole: Sequence[str], others: Sequence[str]
+    title: str, caption: str, headings: Sequence[str], rows: Rows, whole: int = 1
 ) -> Table:
-    """Return an empty table; words of the columns `whole` are never broken."""
-    table = Table(
-        title=title, title_justify="left", caption=caption, caption_justify="left"
-    )
-    for place, heading in enumerate((*whole, *others)):
-        table.add_column(heading, no_wrap=place < len(whole))
-    return table
+    """Return a table; words of so many columns are never broken."""
+    from fedbilevel.report.tables import table_of
+
+    texts = range(len(headings))
+    return table_of(title, headings, rows, texts, slice(whole), caption=caption)
 
 
 def _show(table: Table) -> None:

@@ -4,16 +4,16 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
-from fedbilevel._schema import SITES, Limits, Settings, options_of
+from fedbilevel._schema import SITES, Limits, Settings, option, options_of
 from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import FEDERATED, declared, option, takes
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.arguments import FEDERATED, declared, takes
+from fedbilevel.cli.output import Console
 from fedbilevel.cli.progress import ending_soon
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed
 from fedbilevel.startup.own_process import collect_as_usual
@@ -21,27 +21,20 @@ from fedbilevel.startup.own_process import collect_as_usual
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="no encryption, and no keys needed: for trials"),
-]
-
-
-def read_limits(**given: Any) -> Any:
-    """Return how much a site reports, and from how many rows."""
-    require_flower()
-    from fedbilevel.federation import SiteLimits
-
-    return SiteLimits(**given)
-
-
+INSECURE = option(False, "no encryption, and no keys needed: for trials")
 _AGAIN = 60.0  # seconds after which the same is said again
-LIMITS = declared(Limits, read_limits)
 # The server says when a node ends, and how often it measures.
 _SERVERS = {one.name for one, known in options_of(Settings) if known.agree != SITES}
 _NODE = FEDERATED.without(*_SERVERS, "stop_patience").having(
-    data=option(str | None, None, "file or folder of this site's own rows")
+    data=option(None, "file or folder of this site's own rows", typed=str | None)
 )
+
+
+def require_flower(given: checks.Given) -> None:
+    """Raise unless Flower is installed, whatever else is given."""
+    del given
+    sentence = "a federation needs Flower. Install it with "
+    needed("flwr", f"{sentence}`pip install 'fedbilevel[flower]'`.")
 
 
 def _state_folder(given: checks.Given) -> None:
@@ -53,51 +46,35 @@ def _state_folder(given: checks.Given) -> None:
     _folders.check_place(given["state"])
 
 
-@takes(_state_folder, experiment=_NODE, limits=LIMITS)
+@takes(_state_folder, require_flower, experiment=_NODE, limits=declared(Limits))
 def node(
     experiment: "Experiment",
-    limits: Any,
-    client: Annotated[int, typer.Option(help="number of this site, from 0")],
-    superlink: Annotated[str, typer.Option(help="where the server is, HOST:PORT")],
-    state: Annotated[Path, typer.Option(help="folder for what this site remembers")],
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="certificate of the authority, ca.crt")
-    ] = None,
-    private_key: Annotated[
-        Path | None, typer.Option(help="this site's key, made by ssh-keygen")
-    ] = None,
-    server_key: Annotated[
-        Path | None, typer.Option(help="public key of the server, NAME.pub")
-    ] = None,
-    site_key: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="with a secure mean, public key of a client's node; repeat for all, "
-            "in their order"
-        ),
-    ] = None,
-    minimum: Annotated[
-        int,
-        typer.Option(help="fewest sites in a secure sum that this one takes part in"),
-    ] = 2,
-    insecure: Insecure = False,
-    patience: Annotated[
-        float, typer.Option(help="seconds without a connection before giving up")
-    ] = 86400.0,
-    trial: Annotated[
-        bool,
-        typer.Option("--trial", help="take this client's share of data of all clients"),
-    ] = False,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune", help="take steps from the server, of those that a search tries"
-        ),
-    ] = False,
-    cores: Annotated[int, typer.Option(help="cores to compute on")] = 1,
+    limits: Limits,
+    client: int = option(MISSING, "number of this site, from 0"),
+    superlink: str = option(MISSING, "where the server is, HOST:PORT"),
+    state: Path = option(MISSING, "folder for what this site remembers"),
+    root_certificates: Path | None = option(
+        None, "certificate of the authority, ca.crt"
+    ),
+    private_key: Path | None = option(None, "this site's key, made by ssh-keygen"),
+    server_key: Path | None = option(None, "public key of the server, NAME.pub"),
+    site_key: list[Path] | None = option(
+        None,
+        "with a secure mean, public key of a client's node; repeat for all, in their "
+        "order",
+    ),
+    minimum: int = option(
+        2, "fewest sites in a secure sum that this one takes part in"
+    ),
+    insecure: bool = INSECURE,
+    patience: float = option(86400.0, "seconds without a connection before giving up"),
+    trial: bool = option(False, "take this client's share of data of all clients"),
+    tune: bool = option(
+        False, "take steps from the server, of those that a search tries"
+    ),
+    cores: int = option(1, "cores to compute on"),
 ) -> None:
     """Take part in a federation, with rows that never leave this site."""
-    require_flower()
     own = {"private-key": private_key, "server-key": server_key}
     check_security(insecure, {"root-certificates": root_certificates}, own)
     if "data" not in experiment.options and not trial:
@@ -106,21 +83,17 @@ def node(
     identity = _identity(experiment, client, private_key, site_key or [])
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.experiments.sites import build_site
+    from fedbilevel.federation import SiteLimits
     from fedbilevel.federation.flower.node import Connection
     from fedbilevel.federation.signatures import KeyFiles, site_seal
     from fedbilevel.runtime import configure
 
-    keys = None
-    if private_key and server_key:
-        keys = KeyFiles(private_key, (server_key,))
+    keys = KeyFiles(private_key, (server_key,)) if private_key and server_key else None
     # Without certificates Flower takes any node, and one of a new name at once.
     flower_key = private_key if root_certificates else None
     link = Connection(superlink, root_certificates, flower_key, patience)
     configure(experiment.precision, cores=cores)
-    console = Console(stderr=True)
-
-    report = sparing(lambda text: console.print(text, markup=False, soft_wrap=True))
-
+    say = partial(Console(stderr=True).print, markup=False, soft_wrap=True)
     with private_files():
         make_private_folder(state)
         with ending_soon(lambda: True):  # it compiles checks, and holds no round
@@ -129,9 +102,9 @@ def node(
                 client,
                 trial=trial,
                 folder=state,
-                report=report,
+                report=sparing(say),
                 seal=site_seal(client, keys),
-                limits=limits,
+                limits=SiteLimits(**vars(limits)),
                 identity=identity,
                 minimum=minimum,
                 tune=tune,
@@ -205,12 +178,6 @@ def _take_part(site: Any, link: Any) -> None:
             report=site.report,
         )
     console.print("The federation is over." if site.is_over else "Ended as asked.")
-
-
-def require_flower() -> None:
-    """Raise unless Flower is installed."""
-    sentence = "a federation needs Flower. Install it with "
-    needed("flwr", f"{sentence}`pip install 'fedbilevel[flower]'`.")
 
 
 def check_security(

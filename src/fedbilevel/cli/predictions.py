@@ -19,6 +19,7 @@ from fedbilevel.datasets.troubles import check_cells, check_columns
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.models import Model
 from fedbilevel.models.model import softmax
+from fedbilevel.report.tables import table_of
 
 _SHOWN = 10  # rows
 
@@ -51,14 +52,13 @@ class Predicted:
 
     def rows(self) -> list[list[Any]]:
         """Return a line for every row."""
-        decided = self.model.decided(self.scores)
-        if self.model.classes:
-            every = zip(decided, softmax(self.scores), strict=True)
-            found = [[str(name), *map(float, chances)] for name, chances in every]
-        else:
-            found = [[float(value)] for value in decided]
+        decided, named = self.model.decided(self.scores), self.model.classes
+        chances = softmax(self.scores).tolist() if named else [[]] * len(decided)
         kept = zip(self.places.tolist(), *self.kept.values(), strict=True)
-        lines = [[*one, *row] for one, row in zip(kept, found, strict=True)]
+        lines = [
+            [*one, str(value) if named else float(value), *row]
+            for one, value, row in zip(kept, decided, chances, strict=True)
+        ]
         if self.unseen is not None:
             marks = [""] * len(lines)
             for row, column, text in self.unseen:
@@ -160,12 +160,12 @@ def _without_gaps(
     """Return what leaves no gap in columns of numbers, and say what was done."""
     notes = [f"Read as: {table.reading()}."] if table.reading() else []
     columns = [one for one in made.columns if isinstance(one, NumericColumn)]
-    lacking = {one.name: table.is_missing(one.name) for one in columns}
     unfilled = [one.name for one in columns if one.fill is None]
-    refused = unfilled if missing == "refuse" else []
-    needed = dict.fromkeys(refused, "number")
+    needed = dict.fromkeys(unfilled if missing == "refuse" else (), "number")
     check_cells(table, {}, [one.name for one in columns], needed, fitted=True)
-    gaps = np.any([*lacking.values(), np.zeros(len(table.places), bool)], axis=0)
+    gaps = np.zeros(len(table.places), bool)
+    for one in columns:
+        gaps |= table.is_missing(one.name)
     share = f"{gaps.sum()} of {len(gaps)} rows"
     if missing == "drop" and gaps.any():
         notes.append(f"Left out for missing numbers: {share}.")
@@ -183,13 +183,11 @@ def _without_gaps(
 
 def first_rows(found: Predicted) -> Shown:
     """Return the first rows as a table."""
-    shown = Shown(title="Predictions", title_justify="left")
-    for name in found.header():
-        shown.add_column(escape(name), justify="right")
-    for row in found.rows()[:_SHOWN]:
-        cells = (f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row)
-        shown.add_row(*cells)
-    return shown
+    rows = (
+        [f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row]
+        for row in found.rows()[:_SHOWN]
+    )
+    return table_of("Predictions", map(escape, found.header()), rows, texts=())
 
 
 def sentences(found: Predicted, out: Path | None) -> list[str]:

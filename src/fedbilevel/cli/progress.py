@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedbilevel.cli.console import Console
+from fedbilevel.cli.output import Console
 from fedbilevel.startup.own_process import collect_as_usual
 
 if TYPE_CHECKING:
@@ -84,10 +84,13 @@ class Watched:
         """Start again, for the next run."""
         self._began = None
         self._seen.clear()
-        # It forgets the fields that it is not given, and what draws needs all of them.
-        fields: dict[str, Any] = dict.fromkeys(_FIELDS, "")
-        fields["metric"] = _COMPILING
-        self.bar.reset(self.line, description=title, **fields)
+        # It forgets the fields that it is not given.
+        self.bar.reset(self.line, description=title, **_fields(_COMPILING))
+
+
+def _fields(word: str) -> dict[str, Any]:
+    """Return all that a line draws, before there is anything to draw."""
+    return {**dict.fromkeys(_FIELDS, ""), "metric": word}
 
 
 def spark_line(values: Sequence[float]) -> str:
@@ -167,9 +170,7 @@ def watched(
         console=console,
         disable=quiet or not mesh.is_first(),
     )
-    fields: dict[str, Any] = dict.fromkeys(_FIELDS, "")
-    fields["metric"] = _LOADING
-    watch = Watched(bar, bar.add_task(title, total=None, **fields))
+    watch = Watched(bar, bar.add_task(title, total=None, **_fields(_LOADING)))
     before = {
         number: signal.signal(number, lambda *_: watch.asked.append(True))
         for number in (signal.SIGINT, signal.SIGTERM)

@@ -3,36 +3,28 @@
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
-from fedbilevel._folders import EXPERIMENT as EXPERIMENT_FILE
-from fedbilevel._folders import RESULT
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    EXPERIMENT,
-    TABLE,
-    TUNING,
-    AsJson,
-    PlanFile,
-    Track,
-    takes,
+from fedbilevel._schema import Tuning, option
+from fedbilevel.cli import arguments, checks
+from fedbilevel.cli.output import (
+    Console,
+    only_ours_on_stdout,
+    print_json,
+    show_data,
+    show_result,
+    write_report,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.hosts import HOSTS, Hosts, only_ours_on_stdout
-from fedbilevel.cli.output import print_json, show_data, show_result
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.reporting import write_report
-from fedbilevel.cli.trust import TrustCode, require_trust
+from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.experiments.comparison import NamedComparison
-    from fedbilevel.experiments.searching import Tuning
     from fedbilevel.experiments.tuning import NamedTuned
     from fedbilevel.report import Standing
 
@@ -44,35 +36,34 @@ def _new_or_finished(given: checks.Given) -> None:
         return
     if given["tune"] and (out / _folders.TUNING / _folders.SEARCH).exists():
         _folders.require_own(out, (_folders.TUNING,))
-    elif not (out / RESULT).exists() or not (out / EXPERIMENT_FILE).exists():
+    elif not all(
+        (out / name).exists() for name in (_folders.RESULT, _folders.EXPERIMENT)
+    ):
         checks.folder_to_make(given)
 
 
-_TUNE = "tune steps and weights first; what --set gives stays as it is"
-Tune = Annotated[bool, typer.Option("--tune", help=_TUNE)]
+TUNE = option(False, "tune steps and weights first; what --set gives stays as it is")
 
 
-@takes(
+@arguments.takes(
     *(checks.data, checks.client_states, _new_or_finished),
-    experiment=EXPERIMENT,
-    hosts=HOSTS,
-    tuning=TUNING,
+    experiment=arguments.EXPERIMENT,
+    hosts=arguments.HOSTS,
+    tuning=arguments.TUNING,
 )
 def run(
     experiment: "Experiment",
-    hosts: Hosts,
-    tuning: "Tuning",
-    plan: PlanFile = None,
-    tune: Tune = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder for checkpoints and result: a new one, or that of the same "
-            "experiment with fewer --rounds, to extend it"
-        ),
-    ] = None,
-    track: Track = None,
-    as_json: AsJson = False,
+    hosts: arguments.Hosts,
+    tuning: Tuning,
+    plan: Path | None = arguments.PLAN_FILE,
+    tune: bool = TUNE,
+    out: Path | None = option(
+        None,
+        "folder for checkpoints and result: a new one, or that of the same experiment "
+        "with fewer --rounds, to extend it",
+    ),
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Run an algorithm on a task.
 
@@ -89,28 +80,25 @@ def run(
         from fedbilevel.experiments.theory import follow_file
 
         experiment = follow_file(plan, experiment)
-    extends = _extends(experiment, out)
+    resumes = out is not None and (out / _folders.RESULT).exists()
+    if out is not None and resumes:
+        from fedbilevel.experiments.run_folder import require_extension
+
+        require_extension(experiment, out)
     if tune:
-        experiment = _tuned(experiment, tuning, out, quiet=as_json)
+        folder = None if out is None else out / _folders.TUNING
+        found = _search(experiment, tuning, folder, quiet=as_json)
+        experiment = found.experiment
+        if not as_json:
+            _show_tuned(found, Console(stderr=True))
         if out is not None:
             experiment.save(out)
-    resumes = extends or (tune and out is not None)
+            resumes = True
     _execute(experiment, out, track, resume=resumes, as_json=as_json)
 
 
-def _tuned(
-    experiment: "Experiment", tuning: "Tuning", out: Path | None, *, quiet: bool
-) -> "Experiment":
-    """Tune before a run; return the experiment with what was found."""
-    folder = None if out is None else out / _folders.TUNING
-    found = _search(experiment, tuning, folder, quiet=quiet)
-    if not quiet:
-        _show_tuned(found, Console(stderr=True))
-    return found.experiment
-
-
 def _search(
-    experiment: "Experiment", tuning: "Tuning", folder: Path | None, *, quiet: bool
+    experiment: "Experiment", tuning: Tuning, folder: Path | None, *, quiet: bool
 ) -> "NamedTuned":
     from fedbilevel.experiments import tuning as searches
     from fedbilevel.runtime import configure, reporting
@@ -136,31 +124,29 @@ def _show_tuned(found: "NamedTuned", console: Console) -> None:
 
 def _new_search(given: checks.Given) -> None:
     """Raise unless --out is left out, can be made, or holds a search to continue."""
-    out = given["out"]
-    if out is not None and not (out / _folders.SEARCH).exists():
-        _folders.require_new(out)
-        _folders.check_place(out)
+    if given["out"] is None or not (given["out"] / _folders.SEARCH).exists():
+        checks.folder_to_make(given)
 
 
-_SEARCHED = EXPERIMENT.without(
+_SEARCHED = arguments.EXPERIMENT.without(
     *("runtime", "client_states", "measure_every", "force"),
     *("checkpoint_rounds", "checkpoint_seconds"),
     *("target", "patience", "max_bytes", "max_samples", "max_seconds"),
 )
 
 
-@takes(checks.data, _new_search, experiment=_SEARCHED, tuning=TUNING)
+@arguments.takes(
+    checks.data, _new_search, experiment=_SEARCHED, tuning=arguments.TUNING
+)
 def tune(
     experiment: "Experiment",
-    tuning: "Tuning",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder for what was tried: a new one, or that of the same search, "
-            "interrupted, to continue it"
-        ),
-    ] = None,
-    as_json: AsJson = False,
+    tuning: Tuning,
+    out: Path | None = option(
+        None,
+        "folder for what was tried: a new one, or that of the same search, "
+        "interrupted, to continue it",
+    ),
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Tune an algorithm on a task: many short trials, of which the best continue.
 
@@ -177,23 +163,13 @@ def tune(
         Console().print(f"Saved in {out}")
 
 
-def _extends(experiment: "Experiment", out: Path | None) -> bool:
-    """Say whether a finished run is extended; raise if it is another experiment's."""
-    if out is None or not (out / RESULT).exists():
-        return False
-    from fedbilevel.experiments.run_folder import require_extension
-
-    require_extension(experiment, out)
-    return True
-
-
-@takes(hosts=HOSTS)
+@arguments.takes(hosts=arguments.HOSTS)
 def resume(
-    hosts: Hosts,
-    folder: Annotated[Path, typer.Argument(help="run folder made by --out")],
-    trust_code: TrustCode = False,
-    track: Track = None,
-    as_json: AsJson = False,
+    hosts: arguments.Hosts,
+    folder: Path = option(MISSING, "run folder made by --out", spelled=""),
+    trust_code: bool = TRUST_CODE,
+    track: str | None = arguments.TRACK,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Continue an interrupted run; the result is that of the run never interrupted."""
     del trust_code  # was heard before
@@ -243,53 +219,49 @@ def _execute(
         show_result(result, folder, as_json)
 
 
-_COMPARED = EXPERIMENT.only(
+_COMPARED = arguments.EXPERIMENT.only(
     *("task", "clients", "participants", "rounds", "local_steps", "batch", "data"),
-    *TABLE,
+    *arguments.TABLE,
     *("settings", "precision", "measure_every", "weights"),
     *("dropout", "participation"),
 )
-_EQUAL = "alike for all: trials; or samples, bytes or seconds, in the ranking, too"
-_TARGET = "value whose cost is reported; nine tenths of the progress if left out"
 
 
 def _new_comparison(given: checks.Given) -> None:
     """Raise unless --out is left out, can be made, or is to be continued."""
-    out, resume = given["out"], given["resume"]
-    if resume and out is None:
+    if not given["resume"]:
+        checks.folder_to_make(given)
+    elif given["out"] is None:
         raise InvalidInputError("--resume needs --out, the folder to continue in.")
-    if out is not None and not resume:
-        _folders.require_new(out)
-        _folders.check_place(out)
 
 
-@takes(checks.data, _new_comparison, experiment=_COMPARED, tuning=TUNING)
+@arguments.takes(
+    checks.data, _new_comparison, experiment=_COMPARED, tuning=arguments.TUNING
+)
 def compare(
     experiment: "Experiment",
-    tuning: "Tuning",
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithms",
-            help="names, separated by commas; without them the recommended ones",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="random seeds per algorithm")] = 5,
-    target: Annotated[float | None, typer.Option(help=_TARGET)] = None,
-    tune: Tune = False,
-    equal: Annotated[str, typer.Option(help=_EQUAL)] = "trials",
-    out: Annotated[
-        Path | None, typer.Option(help="new folder for results and curves")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="continue the comparison in the folder of --out, given the same "
-            "settings; what is finished there is not run again",
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    tuning: Tuning,
+    names: str | None = option(
+        None,
+        "names, separated by commas; without them the recommended ones",
+        spelled="--algorithms",
+    ),
+    seeds: int = option(5, "random seeds per algorithm"),
+    target: float | None = option(
+        None, "value whose cost is reported; nine tenths of the progress if left out"
+    ),
+    tune: bool = TUNE,
+    equal: str = option(
+        "trials",
+        "alike for all: trials; or samples, bytes or seconds, in the ranking, too",
+    ),
+    out: Path | None = option(None, "new folder for results and curves"),
+    resume: bool = option(
+        False,
+        "continue the comparison in the folder of --out, given the same settings; "
+        "what is finished there is not run again",
+    ),
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Compare algorithms on a task: same data, start and cohorts for all.
 
@@ -327,8 +299,7 @@ def compare(
     if out is not None:
         write_json(out / _folders.COMPARED, summary)
         aim = (summary["metric"], summary["target"])
-        curves = draw_curves(made.found.results, *aim)
-        write_atomically(out / "curves.png", curves)
+        write_atomically(out / "curves.png", draw_curves(made.found.results, *aim))
         write_report(out)
     if as_json:
         print_json(summary)

@@ -3,62 +3,57 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
+from fedbilevel._schema import option
 from fedbilevel.cli import checks
 from fedbilevel.cli.arguments import (
+    AS_JSON,
     EXPERIMENT,
+    SETTINGS,
     TABLE,
-    THEOREM_ALGORITHM,
-    THEOREMS,
-    AsJson,
-    Seeds,
-    Theorem,
     at_least_one,
-    option,
     read_counts,
     read_numbers,
     read_settings,
     takes,
 )
-from fedbilevel.cli.console import Console
-from fedbilevel.cli.output import print_json
+from fedbilevel.cli.output import Console, print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-Constants = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--constant",
-        metavar="KEY=VALUE",
-        help="a known one of l0, l1, l21, l22, mu, sigma, phi0, y0; may be repeated",
-    ),
-]
-Folder = Annotated[Path | None, typer.Option(help="folder for table and figure")]
+CONSTANTS = option(
+    None,
+    "a known one of l0, l1, l21, l22, mu, sigma, phi0, y0; may be repeated",
+    spelled="--constant",
+    metavar="KEY=VALUE",
+)
+THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
+THEOREM = option(None, "1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step")
+SEEDS = option(16, "random seeds of every point")
+FOLDER = option(None, "folder for table and figure")
 _CHECKED = EXPERIMENT.only(
     *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
     *(*TABLE, "settings", "precision"),
-).having(algorithm=option(str, "local-bsgvrm", "local-bsgm or local-bsgvrm"))
+).having(algorithm=option("local-bsgvrm", "local-bsgm or local-bsgvrm", typed=str))
 # Rows are partitioned for several numbers of clients, so no column names sites.
 _MEASURED = EXPERIMENT.only(
     *("task", "algorithm", "batch", "data"),
     *(name for name in TABLE if name != "site"),
     "settings",
-).having(algorithm=THEOREM_ALGORITHM)
+).having(algorithm=option(THEOREMS[0], ", ".join(THEOREMS), typed=str))
 _PLANNED = _MEASURED.having(
     algorithm=option(
-        str | None,
         None,
         f"{', '.join(THEOREMS)}, the first if left out; with --memory any, and the "
         "task's own if left out",
+        typed=str | None,
     ),
-    model_devices=EXPERIMENT.arguments["model_devices"],
+    model_devices=SETTINGS["model_devices"],
 ).defaulting(task="quadratic")
 PRESETS = ("theory", "practical")
 _WRITTEN = ("summary.json", "figure.png")
@@ -70,21 +65,16 @@ def _with_theorem(given: checks.Given) -> None:
         raise unknown_name("algorithm with a theorem", given["algorithm"], THEOREMS)
 
 
-def _one_aim(given: checks.Given) -> None:
-    """Raise unless a plan has a target or a length, and a preset that exists."""
-    if (given["iterations"] is None) == (given["target"] is None):
-        raise InvalidInputError(
-            "give --target, the value to reach, or --iterations, and not both."
-        )
-    if given["preset"] not in PRESETS:
-        raise unknown_name("preset", given["preset"], PRESETS)
-
-
 def _plan_of_one_kind(given: checks.Given) -> None:
     """Raise unless a plan by a theorem has what it needs; one of memory needs less."""
     if not given["memory"]:
         _with_theorem(given)
-        _one_aim(given)
+        if (given["iterations"] is None) == (given["target"] is None):
+            raise InvalidInputError(
+                "give --target, the value to reach, or --iterations, and not both."
+            )
+        if given["preset"] not in PRESETS:
+            raise unknown_name("preset", given["preset"], PRESETS)
         if given["model_devices"] != 1:
             raise InvalidInputError("--model-devices is for a plan with --memory.")
         return
@@ -105,7 +95,9 @@ def _own_folder(given: checks.Given) -> None:
 
 @takes(experiment=_CHECKED)
 def check_theory(
-    experiment: "Experiment", constants: Constants = None, as_json: AsJson = False
+    experiment: "Experiment",
+    constants: list[str] | None = CONSTANTS,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say which conditions of its theorem a run satisfies, and what the others need.
 
@@ -134,33 +126,20 @@ def check_theory(
 @takes(_plan_of_one_kind, checks.new_file, experiment=_PLANNED)
 def plan(
     experiment: "Experiment",
-    clients: Annotated[
-        int | None, typer.Option(help="number of clients, K; 8 by a theorem")
-    ] = None,
-    memory: Annotated[
-        bool,
-        typer.Option(
-            "--memory",
-            help="say what the run takes of the device's memory; nothing is run",
-        ),
-    ] = False,
-    target: Annotated[
-        float | None, typer.Option(help="epsilon: the mean of the metric to reach")
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="local iterations in all, T")
-    ] = None,
-    preset: Annotated[
-        str,
-        typer.Option(help="theory: literal constants; practical: calibrated, scaled"),
-    ] = "practical",
-    theorem: Theorem = None,
-    constants: Constants = None,
-    seeds: Seeds = 16,
-    out: Annotated[
-        Path | None, typer.Option(help="file for the plan, for `run --plan`")
-    ] = None,
-    as_json: AsJson = False,
+    clients: int | None = option(None, "number of clients, K; 8 by a theorem"),
+    memory: bool = option(
+        False, "say what the run takes of the device's memory; nothing is run"
+    ),
+    target: float | None = option(None, "epsilon: the mean of the metric to reach"),
+    iterations: int | None = option(None, "local iterations in all, T"),
+    preset: str = option(
+        "practical", "theory: literal constants; practical: calibrated, scaled"
+    ),
+    theorem: int | None = THEOREM,
+    constants: list[str] | None = CONSTANTS,
+    seeds: int = SEEDS,
+    out: Path | None = option(None, "file for the plan, for `run --plan`"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Plan a run: all parameters, its cost, its bound, from K and epsilon or T.
 
@@ -262,20 +241,14 @@ def _size(count: int) -> str:
 @takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def speedup(
     experiment: "Experiment",
-    theorem: Theorem = None,
-    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8,16",
-    iterations: Annotated[
-        str | None, typer.Option(help="local iterations, T; the calibration's")
-    ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="count the iterations to this value instead")
-    ] = None,
-    period_factor: Annotated[
-        float, typer.Option(help="times the corollary's local steps, p")
-    ] = 1.0,
-    seeds: Seeds = 16,
-    out: Folder = None,
-    as_json: AsJson = False,
+    theorem: int | None = THEOREM,
+    clients: str = option("1,2,4,8,16", "numbers of clients"),
+    iterations: str | None = option(None, "local iterations, T; the calibration's"),
+    target: float | None = option(None, "count the iterations to this value instead"),
+    period_factor: float = option(1.0, "times the corollary's local steps, p"),
+    seeds: int = SEEDS,
+    out: Path | None = FOLDER,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Measure how the error falls with K at fixed T, or with T at fixed K.
 
@@ -295,15 +268,14 @@ def speedup(
 @takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def complexity(
     experiment: "Experiment",
-    theorem: Theorem = None,
-    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,2,4,8",
-    targets: Annotated[
-        str | None,
-        typer.Option(help="values of epsilon; those with whole local steps, p"),
-    ] = None,
-    seeds: Seeds = 16,
-    out: Folder = None,
-    as_json: AsJson = False,
+    theorem: int | None = THEOREM,
+    clients: str = option("1,2,4,8", "numbers of clients"),
+    targets: str | None = option(
+        None, "values of epsilon; those with whole local steps, p"
+    ),
+    seeds: int = SEEDS,
+    out: Path | None = FOLDER,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Measure iterations and rounds to epsilon, against K or against epsilon.
 

@@ -7,25 +7,23 @@ named by a folder comes from the folder's author, perhaps another person.
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedbilevel import _registry
+from fedbilevel._schema import option
 from fedbilevel._text import shown
 from fedbilevel.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
 
-TrustCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-code",
-        help="run code that the folder names: a file of one's own, or an installed "
-        "package's; without it a terminal is asked",
-    ),
-]
+TRUST_CODE = option(
+    False,
+    "run code that the folder names: a file of one's own, or an installed package's; "
+    "without it a terminal is asked",
+)
 
 
 def only_typed(command: Callable[..., None]) -> Callable[..., None]:

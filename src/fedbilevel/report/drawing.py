@@ -58,6 +58,11 @@ def along(result: Result, axis: str) -> np.ndarray:
     return column / 1e6 if axis == "megabytes" else column
 
 
+def mean_costs(many: Sequence[Result], axis: str) -> np.ndarray:
+    """Return the mean cost until each measurement."""
+    return stacked([along(result, axis) for result in many]).mean(axis=0)
+
+
 def value_scale(metric: str, values: np.ndarray) -> str:
     """Return "log" for positive values over more than a decade, else "linear".
 
@@ -122,14 +127,11 @@ def curves_figure(results: Results, metric: str, target: float) -> Any:
 
 def _draw_panel(panel: Any, results: Results, metric: str, axis: str) -> list[float]:
     """Draw the curves along an axis; return what each cost in the end."""
-    paid = {}
-    for name, many in results.items():
-        costs = stacked([along(result, axis) for result in many]).mean(axis=0)
-        paid[name] = costs if costs[-1] > 0 else None
-    ends = [float(costs[-1]) for costs in paid.values() if costs is not None]
+    paid = {name: mean_costs(many, axis) for name, many in results.items()}
+    ends = [float(costs[-1]) for costs in paid.values() if costs[-1] > 0]
     for number, (name, many) in enumerate(results.items()):
         costs = paid[name]
-        if costs is None:
+        if not costs[-1] > 0:
             continue
         # The start costs nothing: it has no place on a logarithmic axis.
         shown = slice(int(costs[0] == 0 and cost_scale(ends) == "log"), None)

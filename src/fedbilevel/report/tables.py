@@ -23,12 +23,15 @@ def table_of(
     headings: Iterable[str],
     rows: Iterable[Iterable[str]] = (),
     texts: Sequence[int] = (0,),
+    whole: slice = slice(0),
     **how: Any,
 ) -> Table:
-    """Return a table; columns are numbers but for the places in `texts`."""
+    """Return a table of numbers, but for columns in `texts`; no `whole` one wraps."""
     table = Table(title=title, title_justify="left", caption_justify="left", **how)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place in texts else "right")
+    for column in table.columns[whole]:
+        column.no_wrap = True
     for row in rows:
         table.add_row(*row)
     return table
@@ -56,9 +59,8 @@ def quality_tables(quality: Mapping[str, Any]) -> list[Table]:
     ]
     # A line for each word: figures are never cut, and names of models may wrap.
     titles = [title(main), *(title(name).replace(" ", "\n") for name in names)]
-    made = [table_of("Tested rows of all sites", ("model", *titles), rows)]
-    for column in made[0].columns[1:]:
-        column.no_wrap = True
+    headings = ("model", *titles)
+    made = [table_of("Tested rows of all sites", headings, rows, whole=slice(1, None))]
     if quality["sites"]:
         held = [
             (
@@ -138,19 +140,17 @@ def ranking_table(
         )
         for one in standings
     )
-    table = table_of(
+    return table_of(
         f"{metric} {when}, {about_seeds(standings[0].seeds)}; "
         f"and the cost from which on it stays at {target:.4g} or below",
         ("algorithm", metric, "exchanges", "MB", "samples", "seconds"),
         rows,
+        whole=slice(None),
         # With bars between the columns they would not fit into 80 characters.
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    for column in table.columns:
-        column.no_wrap = True
-    return table
 
 
 def _give_or_take(margin: float | None) -> str:

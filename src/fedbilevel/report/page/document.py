@@ -17,19 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 from fedbilevel.errors import needed
-from fedbilevel.report.page import words
+from fedbilevel.report.page import sections, words
 from fedbilevel.report.page.figures import curves_of
 from fedbilevel.report.page.holdings import who_holds_what
 from fedbilevel.report.page.pictures import pictures_of
 from fedbilevel.report.page.quality import quality_pictures
-from fedbilevel.report.page.sections import (
-    configuration,
-    cost_grid,
-    final_grid,
-    meanings_grid,
-    ranking_grid,
-)
-from fedbilevel.report.page.words import amount, standings_of, title_of
 from fedbilevel.result import to_plain
 from fedbilevel.saved import Saved
 
@@ -51,12 +43,13 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
     `command` is what repeats it. With `refresh` a browser asks again after so many
     seconds, while a run is not finished.
     """
-    standings, target = standings_of(saved)
+    standings, target = words.standings_of(saved)
     if standings:
         # The best is first everywhere, also where it is a color or a column.
         ordered = {one.algorithm: saved.results[one.algorithm] for one in standings}
         saved = replace(saved, results=ordered)
-    grid = ranking_grid(saved, standings, target) if standings else final_grid(saved)
+    finals = sections.final_grid(saved)
+    grid = sections.ranking_grid(saved, standings, target) if standings else finals
     found = [*quality_pictures(saved), *pictures_of(saved, next(iter(saved.results)))]
     holdings = who_holds_what(saved)
     curves = curves_of(saved, target)
@@ -73,7 +66,7 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
     plotly, digest = _plotly()
     return MARK + _filled(
         "page.html",
-        title=title_of(saved),
+        title=words.title_of(saved),
         refresh=refresh,
         policy=_policy(digest, _digest(_asset("page.js").encode())),
         saved=saved,
@@ -84,13 +77,13 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
         curves=curves,
         grid=grid,
         # The first table of a comparison has one metric only.
-        finals=final_grid(saved) if saved.compared else None,
+        finals=finals if saved.compared else None,
         found=found,
         holdings=holdings,
-        meanings=meanings_grid(saved),
-        costs=cost_grid(saved),
+        meanings=sections.meanings_grid(saved),
+        costs=sections.cost_grid(saved),
         command=command,
-        configuration=configuration(saved),
+        configuration=sections.configuration(saved),
         data=to_plain(data),
         plotly=plotly,
     )
@@ -119,17 +112,18 @@ def _line(one: Listed) -> dict[str, str]:
 
 
 def _about_run(name: str, saved: Saved) -> dict[str, str]:
-    standings, _ = standings_of(saved)
+    standings, _ = words.standings_of(saved)
     last = saved.every[0].columns[saved.headline][-1]
+    rounds = max(int(one.columns["round"][-1]) for one in saved.every)
     return {
         "name": name,
         "problem": "",
         "address": "/run/" + quote(name),
-        "title": title_of(saved),
+        "title": words.title_of(saved),
         "state": "not finished" if saved.unfinished else "finished",
-        "rounds": amount(max(int(one.columns["round"][-1]) for one in saved.every)),
+        "rounds": words.amount(rounds),
         "metric": saved.headline,
-        "value": amount(standings[0].mean if standings else last),
+        "value": words.amount(standings[0].mean if standings else last),
     }
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.drawing import along, axes_of, cost_scale, value_scale
+from fedbilevel.report.drawing import axes_of, cost_scale, mean_costs, value_scale
 from fedbilevel.saved import Saved
-from fedbilevel.standings import FEWEST, sample_bound, stacked, t_quantile
+from fedbilevel.standings import FEWEST, sample_bound, t_quantile
 
 _COSTS = {"round", "exchanges", "bytes", "samples"}
 # Of all columns and seeds together: with ten characters each, two megabytes.
@@ -29,7 +29,10 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
         "target": target,
         "bound": sample_bound(every),
         "step": step,
-        "axes": {axis: _scale_along(saved, axis) for axis in axes},
+        "axes": {
+            axis: cost_scale([mean_costs(m, axis)[-1] for m in saved.results.values()])
+            for axis in axes
+        },
         "metrics": {
             name: value_scale(name, np.concatenate([o.from_start[name] for o in every]))
             for name in metrics
@@ -51,14 +54,6 @@ def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
             for result in many
         ],
     }
-
-
-def _scale_along(saved: Saved, axis: str) -> str:
-    ends = [
-        stacked([along(result, axis) for result in many]).mean(axis=0)[-1]
-        for many in saved.results.values()
-    ]
-    return cost_scale(ends)
 
 
 def thinned(column: np.ndarray, step: int) -> list[Any]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbilevel.report.page.figures import bars
-from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.pictures import Picture, is_number, short
-from fedbilevel.report.page.words import amount
+from fedbilevel.report.page.pictures import Picture, is_number
+from fedbilevel.report.page.sections import Grid
+from fedbilevel.report.page.words import amount, short
 from fedbilevel.saved import Saved
 
 _HEADING = "Rows by site"

@@ -10,15 +10,14 @@ import numpy as np
 
 from fedbilevel.report.drawing import png_address
 from fedbilevel.report.page.figures import bars
-from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.words import amount
+from fedbilevel.report.page.sections import Grid
+from fedbilevel.report.page.words import amount, short
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
-_MOST_BARS = 30
+MOST_BARS = 30
 _ALIKE = 1e-3  # of the largest strength: two that differ by less look the same
 _SHOWN_ROWS = 12
-_LONGEST = 60  # characters of a cell that comes from a file
 _PART = re.compile(r"(.*accuracy)_(group|site|client)_(.+)")
 
 
@@ -75,8 +74,8 @@ def _strengths(result: Result, features: Sequence[str], whose: str) -> Picture |
         return None
     order = np.argsort(-strengths, kind="stable")
     shown, cut = order, ""
-    if len(order) > _MOST_BARS:
-        half = _MOST_BARS // 2
+    if len(order) > MOST_BARS:
+        half = MOST_BARS // 2
         shown = np.concatenate([order[:half], order[-half:]])
         cut = f" Of {len(order)} the {half} largest and the {half} smallest are drawn."
     labels, values = [names[k] for k in shown], strengths[shown]
@@ -114,7 +113,7 @@ def _source_weights(result: Result, whose: str) -> Picture | None:
     if result.task != "reweighting" or not found:
         return None
     order = sorted(found, key=lambda name: (-found[name], name))
-    shown = order[:_MOST_BARS]
+    shown = order[:MOST_BARS]
     cut = f" Of {len(order)} the largest are drawn." if len(order) > len(shown) else ""
     rows = [(short(name), amount(found[name])) for name in order]
     return Picture(
@@ -233,8 +232,3 @@ def _caption(row: Mapping[str, str]) -> str:
 
 def _cell(name: str, text: str) -> str:
     return f"{float(text):.3g}" if name == "weight" else short(text)
-
-
-def short(text: str) -> str:
-    """Cut what comes from a file down to what a cell can hold."""
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"

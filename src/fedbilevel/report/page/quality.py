@@ -5,13 +5,12 @@ from typing import Any
 
 from fedbilevel.evaluation.words import MEANINGS, title, with_interval
 from fedbilevel.report.page.figures import bars
-from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.pictures import Picture, short
-from fedbilevel.report.page.words import amount
+from fedbilevel.report.page.pictures import MOST_BARS, Picture
+from fedbilevel.report.page.sections import Grid
+from fedbilevel.report.page.words import amount, short
 from fedbilevel.report.tables import measured
 from fedbilevel.saved import Saved
 
-_MOST_BARS = 30
 _KINDS = {"shared": "shared model", "alone": "site alone"}
 
 
@@ -46,8 +45,8 @@ def _sites(quality: Mapping[str, Any]) -> Picture | None:
     ]
     notes = [f"{one['name']} alone is {one['note']}." for one in sites if one["note"]]
     cut = ""
-    if len(sites) > _MOST_BARS:
-        cut = f" Of {len(sites)} sites the {_MOST_BARS} largest are drawn."
+    if len(sites) > MOST_BARS:
+        cut = f" Of {len(sites)} sites the {MOST_BARS} largest are drawn."
     headings = ("site", "own rows", "tested rows", *kinds.values())
     return Picture(
         "Is every site better off?",
@@ -103,11 +102,11 @@ def _bars(
 ) -> dict[str, Any]:
     """Return bars with their intervals; what is undefined has none."""
     held = {
-        name: [one or (float("nan"),) * 3 for one in many[:_MOST_BARS]]
+        name: [one or (float("nan"),) * 3 for one in many[:MOST_BARS]]
         for name, many in series.items()
     }
     values = {name: [one[0] for one in many] for name, many in held.items()}
-    made = bars(identity, labels[:_MOST_BARS], values, f"{axis} (lower is better)")
+    made = bars(identity, labels[:MOST_BARS], values, f"{axis} (lower is better)")
     intervals = {name: [list(one[1:]) for one in many] for name, many in held.items()}
     return {**made, "intervals": intervals}
 

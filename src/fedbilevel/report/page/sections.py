@@ -1,24 +1,62 @@
-"""The tables of a page: what came out, what it cost, what it was made with."""
+"""The tables of a page, to be copied, as CSV and as LaTeX: results, costs, settings."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.page.grid import Grid
-from fedbilevel.report.page.words import MEANINGS, amount, mean_and_margin
+from fedbilevel._text import csv_text
+from fedbilevel.report.page.words import MEANINGS, amount, mean_and_margin, short
 from fedbilevel.report.tables import cost_rows
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
-from fedbilevel.standings import (
-    Standing,
-    about_seeds,
-    cost_said,
-    margin,
-    tuning_said,
-)
+from fedbilevel.standings import Standing, about_seeds, cost_said, margin, tuning_said
 
 _LONGEST = 200  # characters of a setting
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "\u00b1": r"$\pm$",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    }
+)
+_LATEX_TABLE = r"""\begin{table}
+\caption{%s}
+\begin{tabular}{%s}
+\toprule
+%s\midrule
+%s\bottomrule
+\end{tabular}
+\end{table}
+"""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: what it is of, its headings, its rows; the first column names a row."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def as_csv(self, separator: str = ",") -> str:
+        """Return the table for programs, or for a spreadsheet to paste."""
+        return csv_text([self.headings, *self.rows], separator=separator)
+
+    def as_latex(self) -> str:
+        """Return the table for a paper; it needs the package booktabs."""
+        columns = "l" + "r" * (len(self.headings) - 1)
+        head, *lines = (
+            " & ".join(cell.translate(_LATEX) for cell in row) + " \\\\\n"
+            for row in (self.headings, *self.rows)
+        )
+        caption = self.caption.translate(_LATEX)
+        return _LATEX_TABLE % (caption, columns, head, "".join(lines))
 
 
 def ranking_grid(
@@ -83,10 +121,10 @@ def _final(many: Sequence[Result], name: str) -> str:
 
 def cost_grid(saved: Saved) -> Grid:
     """Return what the runs cost; of several seeds the mean."""
-    rows = []
-    for label, value in cost_rows(saved.every):
-        cells = [_mean(many, value) for many in saved.results.values()]
-        rows.append((label, *cells))
+    rows = [
+        (label, *(_mean(many, value) for many in saved.results.values()))
+        for label, value in cost_rows(saved.every)
+    ]
     return Grid("Costs of a run", ("", *saved.results), rows)
 
 
@@ -135,4 +173,4 @@ def _text(value: Any) -> str:
         text = ", ".join(map(_text, value))
     else:
         text = str(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "\u2026"
+    return short(text, _LONGEST)

@@ -1,12 +1,11 @@
 """Texts of a page about numbers and a folder's results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from fedbilevel.report.tables import show
-from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 from fedbilevel.standings import Standing, default_target, ranking
 
@@ -65,11 +64,11 @@ def lowest(values: np.ndarray) -> int | None:
 
 def still(saved: Saved) -> list[str]:
     """Return results without traffic; uncounted traffic is not none."""
-    return [name for name, many in saved.results.items() if not _traffic(many)]
-
-
-def _traffic(many: Sequence[Result]) -> float:
-    return max(float(one.columns.get("bytes", np.ones(1))[-1]) for one in many)
+    sent = {
+        name: [one.columns.get("bytes", np.ones(1))[-1] for one in many]
+        for name, many in saved.results.items()
+    }
+    return [name for name, many in sent.items() if not max(many)]
 
 
 def mean_and_margin(one: Standing) -> str:
@@ -95,3 +94,8 @@ def amount(value: Any) -> str:
     if number.is_integer() or abs(number) >= 10_000:
         return f"{number:,.0f}"
     return f"{number:.4g}"
+
+
+def short(text: str, most: int = 60) -> str:
+    """Cut what comes from a file down to what a cell can hold."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"

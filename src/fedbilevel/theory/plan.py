@@ -25,9 +25,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.theory.conditions import Parameters, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
-from fedbilevel.theory.rates import bound, dominating
+from fedbilevel.theory.theorems import Parameters, bound, dominating, largest_steps
 
 _THEOREMS = (1, 2, 3)
 _MOST_ITERATIONS = 1e30

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
-from fedbilevel import _tree
 from fedbilevel._types import Key, Keys
 from fedbilevel.algorithms import AbstractAlgorithm, Phase
 from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
+from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.attendance import attendance
@@ -30,6 +30,7 @@ from fedbilevel.runtime.exchange import (
     for_place,
     server_turn,
     start_kept,
+    start_state,
 )
 from fedbilevel.runtime.job import ABSENT, Job, Kept, State, is_renewed
 from fedbilevel.runtime.layout import Layout
@@ -39,14 +40,9 @@ from fedbilevel.startup.random_bits import written_out
 
 CAPACITY = 512  # rows of measurements one call can return
 NOBODY = jnp.iinfo(jnp.int32).max
-
-
-class Failure(eqx.Module):
-    """The first reply that was not finite; client NOBODY where there was none."""
-
-    round: Int[Array, "..."]
-    phase: Int[Array, "..."]
-    client: Int[Array, "..."]
+# Round, phase and client of the first reply that was not finite; NOBODY where there was
+# none.
+Failure = Int[Array, "... 3"]
 
 
 class Progress(eqx.Module):
@@ -81,14 +77,9 @@ def measure(fixed: tuple[Layout, Job], varying: Varying, state: State):
     return _on_devices(_measured, fixed, varying, state, None)
 
 
-def result_like(
-    function: Callable, varying: Varying, state: State, span: Span | None = None
-) -> Any:
+def result_like(state: State, span: Span | None = None) -> Any:
     """Return what has modules where the result of one of these functions has them."""
-    failure = jax.eval_shape(_no_failure)
-    if function is measure:
-        return state, 0
-    return (state, failure if span is None else (0, 0, failure, span.track, 0))
+    return state, 0 if span is None else (0, 0, 0, span.track, 0)
 
 
 def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
@@ -161,14 +152,13 @@ def _all_phases(
 
 
 def _no_failure(runs: tuple[int, ...] = ()) -> Failure:
-    nothing = jnp.full(runs, NOBODY, jnp.int32)
-    return Failure(nothing, nothing, nothing)
+    return jnp.full((*runs, 3), NOBODY, jnp.int32)
 
 
 def _first(failure: Failure, index: Array | int, number: int, bad: Array) -> Failure:
-    found = Failure(jnp.asarray(index, jnp.int32), jnp.asarray(number, jnp.int32), bad)
-    fresh = (failure.client == NOBODY) & (bad != NOBODY)
-    return _tree.select(fresh, found, failure)
+    found = jnp.stack([jnp.asarray(one, jnp.int32) for one in (index, number, bad)])
+    fresh = (failure[2] == NOBODY) & (bad != NOBODY)
+    return jnp.where(fresh, found, failure)
 
 
 def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
@@ -324,6 +314,17 @@ def _on_this_device(layout: Layout, asked: Array) -> tuple[Array, Array, Array]:
 def _place_of(state: State, ids: Array) -> Array:
     """Return where clients are among those whose states are there."""
     return ids if state.places is None else state.places[ids]
+
+
+def measured_at_start(job: Job) -> dict[str, float]:
+    """Return the columns of a run before its first exchange: the same for all seeds."""
+    return {name: float(value) for name, value in _columns_at_start(job).items()}
+
+
+@runs_once
+def _columns_at_start(job: Job) -> dict[str, Array]:
+    alone = Layout(job.clients, job.clients, devices=1, at_once=None)
+    return _measure(alone, job, start_state(job))
 
 
 def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:

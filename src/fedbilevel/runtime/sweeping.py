@@ -95,8 +95,8 @@ class SweepRuntime(CompiledRuntime):
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            self._setup_program(state)
-        self._rounds(state, span)
+            self._compiled(self._setup(state))
+        self._compiled(self._rounds(state, span))
 
     def fetch(self, state: SweepState) -> SweepState:
         """Return the state on the host, one entry per run and client."""
@@ -112,8 +112,7 @@ class SweepRuntime(CompiledRuntime):
         self, state: SweepState, found: program.Failure
     ) -> tuple[SweepState, Found | None]:
         """Note which runs failed; say where, if that ends the sweep."""
-        places = np.stack([found.round, found.phase, found.client], axis=1)
-        earlier = np.asarray(state.failed)
+        places, earlier = np.asarray(found), np.asarray(state.failed)
         known = earlier[:, 2:] != program.NOBODY
         fine = places[:, 2:] == program.NOBODY
         failed = np.where(known | fine, earlier, places)

@@ -28,21 +28,21 @@ def attendance(
     return drawn.astype(jnp.uint8)
 
 
-def counted_replies(job: Job) -> Callable[[int, Key], Replies]:
-    """Return what says how many reply, by stage and seed; each is drawn once.
+def counted_replies(job: Job, stage: int) -> Callable[[Key], Replies]:
+    """Return what says how many reply in a stage, by seed; each is drawn once.
 
     Absent clients receive and compute nothing.
     """
     chances, found = job.chances, {}
 
-    def of_seed(stage: int, key: Key) -> Replies:
+    def of_seed(key: Key) -> Replies:
         if chances is None:
             return lambda number, turn, cohort: cohort
         seed = np.asarray(jax.random.key_data(key)).tobytes()
 
         def replies(number: int, turn: int, cohort: int) -> int:
             block, place = divmod(turn, _BLOCK)
-            here = (seed, stage, number, block)
+            here = (seed, number, block)
             if here not in found:
                 turns = np.arange(_BLOCK, dtype=np.int32) + block * _BLOCK
                 where = (np.int32(stage), np.int32(number))

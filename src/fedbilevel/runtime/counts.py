@@ -25,17 +25,10 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, ServerTurn, every_phase
 from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
-from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import Replies, counted_replies
+from fedbilevel.runtime import keys, phase_loop
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.phase_loop import (
-    Times,
-    drawn_times,
-    period_of,
-    plain_loop,
-    run_phases,
-)
+from fedbilevel.runtime.sampling import Replies, counted_replies
 from fedbilevel.runtime.traced_calls import SAMPLES, Bounds, count_calls
 from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
@@ -163,7 +156,7 @@ class _Stage:
         self.cohorts = [job.cohort(phase) for phase in every_phase(self.phases)]
         # Only its shapes count, and shapes need no program.
         self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
-        self.replies = counted_replies(job, stage)
+        self.replies = counted_replies(job.chances, job.clients, stage)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
         self.bounds: Bounds = {}
         # By phase and thousand turns, where a program has branches.
@@ -171,7 +164,7 @@ class _Stage:
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
         """Return how long each random `Repeat` is in every round."""
-        times, lengths = drawn_times(key, self.stage), {}
+        times, lengths = phase_loop.drawn_times(key, self.stage), {}
 
         def gather(phases: Phases, first: int, turns: int) -> None:
             for entry in phases:
@@ -192,7 +185,7 @@ class _Stage:
     ) -> tuple[list[Tally], frozenset[int]]:
         """Add up every turn from what clients know; return also what they know then."""
         lengths, replies = self.drawn_lengths(key, turns), self.replies(key)
-        times, period = _known_times(lengths), period_of(self.phases)
+        times, period = _known_times(lengths), phase_loop.period_of(self.phases)
         found, seen = [], {}
         for index in range(turns):
             # Those that start alike, with the same phases as often, cost the same.
@@ -209,7 +202,11 @@ class _Stage:
         return found, known
 
     def tally(
-        self, index: int, known: frozenset[int], times: Times, replies: Replies
+        self,
+        index: int,
+        known: frozenset[int],
+        times: phase_loop.Times,
+        replies: Replies,
     ) -> tuple[Tally, frozenset[int]]:
         """Add up one turn from what clients know; return also what they know then."""
         tally = Tally(Counter(), Counter(), [])
@@ -227,8 +224,8 @@ class _Stage:
             all_know = many == self.job.participants == self.job.clients
             return cost.known_after(known) if all_know else frozenset()
 
-        how = (visit, plain_loop, times, self.phases)
-        return tally, run_phases(self.job, self.stage, index, known, *how)
+        how = (visit, phase_loop.plain_loop, times, self.phases)
+        return tally, phase_loop.run_phases(self.job, self.stage, index, known, *how)
 
     def _add(self, tally: Tally, costs: Mapping[str, float], many: int) -> None:
         tally.each.update(costs)
@@ -270,7 +267,7 @@ class _Stage:
         return cost
 
 
-def _known_times(lengths: Mapping[int, np.ndarray]) -> Times:
+def _known_times(lengths: Mapping[int, np.ndarray]) -> phase_loop.Times:
     """Return how often a `Repeat` runs, given how long the random ones are."""
 
     def times(repeat: Repeat, first: int, turn: int) -> int:

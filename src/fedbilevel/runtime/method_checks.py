@@ -29,7 +29,7 @@ from fedbilevel.algorithms import (
 from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime.exchange import for_place, server_turn
+from fedbilevel.runtime.exchange import Link, for_place
 from fedbilevel.runtime.job import Job, strongly_typed
 from fedbilevel.units import relative_kinds
 
@@ -143,8 +143,7 @@ class _Check:
         self._require_alike(after, server, title, phase.name, expected)
 
     def _turn(self, phase: Phase) -> ServerTurn:
-        ids = jnp.arange(self.job.cohort(phase), dtype=jnp.int32)
-        return server_turn(self.job, (0, 0), 0, ids, jnp.ones(ids.shape, bool))
+        return Link(self.job, phase, (0, 0), None).first_turn()
 
     def _first_state(self, title: str, function: Callable) -> PyTree:
         """Return the shapes of a first state; all of it must be arrays."""

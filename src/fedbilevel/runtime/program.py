@@ -21,10 +21,11 @@ from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
 from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import attendance
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.exchange import (
     Link,
+    asked_clients,
+    attendance,
     client_measurement,
     combine_measurements,
     for_place,
@@ -86,8 +87,7 @@ def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
     """Mark the clients asked at least once in a round, or in the setup."""
 
     def visit(asked: Array, phase: Phase, number: int, turn: Array | int) -> Array:
-        who = (job.clients, job.cohort(phase))
-        return asked.at[keys.draw_cohort(job.key, stage, number, turn, *who)].set(True)
+        return asked.at[asked_clients(job, phase, (stage, number), turn)].set(True)
 
     nobody = jnp.zeros(job.clients, bool)
     return run_phases(job, stage, index, nobody, visit, compiled_loop)
@@ -230,7 +230,7 @@ def _exchange(
 ) -> tuple[State, Array]:
     """Run one exchange; also return the first client whose reply is not finite."""
     count, link = job.cohort(phase), Link.of(job, phase, where)
-    everybody = _asked(layout, job, where, index, count)
+    everybody = asked_clients(job, phase, where, index, layout.at_keys)
     places, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
     all_came = attendance(job, state, where, index, everybody)
@@ -274,16 +274,6 @@ def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
     # Of clients in cohorts every device has all.
     whole = layout.total(whole) if layout.spreads(job.data) else whole
     return layout.total(jnp.sum(weights)) / whole
-
-
-def _asked(
-    layout: Layout, job: Job, where: tuple[int, int], index: Array | int, count: int
-) -> Array:
-    """Return the clients that are asked, in their places."""
-    if count == job.clients:
-        return jnp.arange(count, dtype=jnp.int32)
-    who = (job.clients, count)
-    return keys.draw_cohort(job.key, *where, index, *who, layout.at_keys)
 
 
 def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:

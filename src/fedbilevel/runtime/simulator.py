@@ -146,7 +146,7 @@ def placed_span(layout: Layout, span: Span) -> Span:
     return layout.place(whole, PartitionSpec())
 
 
-def first_failure(failure: program.Failure | None) -> Found | None:
+def first_failure(failure: program.Failure | np.ndarray | None) -> Found | None:
     """Return (round, phase, client) of the first failure, if there was one."""
     if failure is None or int(failure[2]) == program.NOBODY:
         return None

@@ -18,7 +18,7 @@ from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
-from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
+from fedbilevel.runtime.simulator import CompiledRuntime, first_failure, layout_for
 from fedbilevel.runtime.stopping import Stopping, is_measured, spacing
 
 _NOWHERE = (-2, -2, program.NOBODY)  # round, phase and client of no failure
@@ -119,7 +119,7 @@ class SweepRuntime(CompiledRuntime):
         bad = np.flatnonzero(failed[:, 2] != program.NOBODY)
         state = SweepState(state.state, jnp.asarray(failed, jnp.int32))
         if len(bad) and (self.first_failure_ends or len(bad) == len(failed)):
-            return state, _place(failed[bad[0]])
+            return state, first_failure(failed[bad[0]])
         return state, None
 
 
@@ -136,8 +136,8 @@ def single_outcomes(
     seconds = {name: took / runs for name, took in outcome.seconds.items()}
     found: list[Outcome | NonFiniteError] = []
     for run in range(runs):
-        place = _place(outcome.state.failed[run])
-        if place[2] != program.NOBODY:
+        place = first_failure(outcome.state.failed[run])
+        if place is not None:
             error = failure(runtime.job, place)
             error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
             found.append(error)
@@ -155,12 +155,6 @@ def single_outcomes(
             ended = stopping.why(int(track.reason[run]), last, rounds)
         found.append(Outcome(state, columns, seconds, ended))
     return found
-
-
-def _place(numbers: np.ndarray) -> Found:
-    """Return round, phase and client of a failure."""
-    index, phase, client = (int(number) for number in numbers)
-    return index, phase, client
 
 
 def _pairs(

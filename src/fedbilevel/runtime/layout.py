@@ -172,15 +172,12 @@ class Layout(eqx.Module):
             weights = data.weights.at[self.clients :].set(0)
             data = eqx.tree_at(lambda one: one.weights, data, weights)
         placed = self.place(data, self.data_spec(data))
-        rest = eqx.tree_at(lambda one: one.data, job, None)
+        rest = replace(job, data=None)
         specs = _all(eqx.filter(rest, eqx.is_array), PartitionSpec())
         if self.model_devices > 1:
             own = self.frozen_specs(job.problem.frozen)
             specs = eqx.tree_at(lambda one: one.problem.frozen, specs, own)
-        rest = self.place(rest, specs)
-        return eqx.tree_at(
-            lambda one: one.data, rest, placed, is_leaf=lambda leaf: leaf is None
-        )
+        return replace(self.place(rest, specs), data=placed)
 
     def place_state(self, state: State) -> State:
         """Pad and put a state on the devices."""

@@ -95,7 +95,7 @@ def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
 
 def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
     layout, job = fixed
-    data, rest = job.data, eqx.tree_at(lambda one: one.data, job, None)
+    data, rest = job.data, replace(job, data=None)
     arrays, static = eqx.partition((rest, varying, span), eqx.is_array)
 
     def body(arrays: Any, data: Any, state: State):
@@ -104,13 +104,8 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
         def on_runs(of_run: Callable, *carried: Any) -> Any:
             def bound(varying: Varying, *carried: Any) -> Any:
                 algorithm, key = varying
-                job = eqx.tree_at(
-                    lambda one: (one.algorithm, one.key, one.data),
-                    rest,
-                    (algorithm, written_out(key), data),
-                    is_leaf=lambda leaf: leaf is None,
-                )
-                return of_run(job, *carried)
+                own = {"algorithm": algorithm, "key": written_out(key), "data": data}
+                return of_run(replace(rest, **own), *carried)
 
             mapped = eqx.filter_vmap(bound) if layout.sweeps else bound
             return mapped(varying, *carried)

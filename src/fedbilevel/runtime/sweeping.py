@@ -35,8 +35,7 @@ class SweepRuntime(CompiledRuntime):
     """Runs every (algorithm, seed) of two lists of one length side by side.
 
     The algorithms may differ in their numbers only; an empty list repeats the job's
-    own algorithm, or the seed 0. A run that diverges does not stop the others, unless
-    `first_failure_ends` is set.
+    own algorithm, or the seed 0. A run that diverges does not stop the others.
     """
 
     def __init__(
@@ -46,13 +45,11 @@ class SweepRuntime(CompiledRuntime):
         algorithms: Sequence[AbstractAlgorithm] = (),
         seeds: Sequence[int] = (),
         clients_at_once: int | None = None,
-        first_failure_ends: bool = False,
     ) -> None:
         many, self._roots = _pairs(job, algorithms, seeds)
         self._different = (_stacked(many), jnp.stack(self._roots))
         layout = layout_for(job, clients_at_once, sweeps=True)
         super().__init__(job, layout, self._different)
-        self.first_failure_ends = first_failure_ends
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -81,8 +78,6 @@ class SweepRuntime(CompiledRuntime):
         """Return the state before round 0, after any setup phases."""
         blank = self.blank()
         state, found = self._set_up(self.layout.place_state(blank.state))
-        if found is None:
-            return SweepState(state, blank.failed), None
         return self._after(SweepState(state, blank.failed), found)
 
     def advance(self, state: SweepState, span: Span) -> Advance:
@@ -109,18 +104,18 @@ class SweepRuntime(CompiledRuntime):
         return SweepState(inner, jnp.asarray(state.failed))
 
     def _after(
-        self, state: SweepState, found: program.Failure
+        self, state: SweepState, found: program.Failure | None
     ) -> tuple[SweepState, Found | None]:
-        """Note which runs failed; say where, if that ends the sweep."""
+        """Note which runs failed; say where the first did, if all have."""
+        if found is None:
+            return state, None
         places, earlier = np.asarray(found), np.asarray(state.failed)
         known = earlier[:, 2:] != program.NOBODY
         fine = places[:, 2:] == program.NOBODY
         failed = np.where(known | fine, earlier, places)
-        bad = np.flatnonzero(failed[:, 2] != program.NOBODY)
         state = SweepState(state.state, jnp.asarray(failed, jnp.int32))
-        if len(bad) and (self.first_failure_ends or len(bad) == len(failed)):
-            return state, first_failure(failed[bad[0]])
-        return state, None
+        all_did = (failed[:, 2] != program.NOBODY).all()
+        return state, first_failure(failed[0]) if all_did else None
 
 
 def single_outcomes(

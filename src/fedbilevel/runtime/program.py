@@ -313,9 +313,8 @@ def _columns_at_start(job: Job) -> dict[str, Array]:
 
 
 def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
-    places = jnp.arange(layout.client_places, dtype=jnp.int32)
-    ids = places + layout.device() * layout.client_places
-    position = places if layout.everyone else jnp.minimum(ids, layout.clients - 1)
+    everybody = jnp.arange(layout.clients, dtype=jnp.int32)
+    _, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
     def of_client(place: Array):

@@ -64,27 +64,25 @@ class ReferenceRuntime(Runtime):
         came = [PRESENT] * len(asked) if found is None else found.tolist()
         turn = exchange.server_turn(job, where, index, ids, everybody)
         sent = self._stage(phase, "down", shown, None, link.sent, state.server, turn)
-        kept, replies, bad = state.clients, [], []
+        kept, bad = state.clients, []
+        replies: dict[int, PyTree] = {}
         for place, client in enumerate(asked):
+            if came[place] == ABSENT:
+                continue
             one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
             one = exchange.start_kept(job) if is_renewed(came[place]) else one
             mine = keys.client_turn(job.key, where, client, index)
             arguments = (exchange.for_place(sent, place), one, mine, client)
-            if came[place] == ABSENT:
-                # A placeholder for an absent client.
-                replies.append(replies[-1] if replies else None)
-                continue
-            one, reply, finite = self._stage(
-                phase, "local", shown, client, link.answer, *arguments
-            )
+            at = (phase, "local", shown, client)
+            one, replies[place], finite = self._stage(*at, link.answer, *arguments)
             kept = jax.tree.map(
                 lambda leaf, new, k=client: leaf.at[k].set(new), kept, one
             )
-            replies.append(reply)
             if not bool(finite):
                 bad.append(client)
-        somebody = next(reply for reply in replies if reply is not None)
-        filled = [somebody if reply is None else reply for reply in replies]
+        # In the place of an absent client any reply will do: it weighs nothing.
+        somebody = next(iter(replies.values()))
+        filled = [replies.get(place, somebody) for place in range(len(asked))]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
         present = jnp.asarray(came) > ABSENT
         weights = jnp.where(present, job.data.weights[ids], 0)
@@ -101,10 +99,8 @@ class ReferenceRuntime(Runtime):
         last = every_phase(job.algorithm.phases())[-1]
         for client in range(job.data.clients):
             own = jax.tree.map(lambda leaf, k=client: leaf[k], state.clients.own)
-            measured = exchange.client_measurement
-            where = (last, "measure", index, client)
-            one = self._stage(*where, measured, job, client, state.server, own)
-            values.append(one)
+            at = (last, "measure", index, client, exchange.client_measurement)
+            values.append(self._stage(*at, job, client, state.server, own))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, job.data.weights)
         columns = exchange.combine_measurements(job, state.server, mean)

@@ -22,6 +22,7 @@ is below 1.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
@@ -118,10 +119,7 @@ def theory_plan(
     `sizes` are dx and dy, `start` is (Phi(x_0) - min Phi, ||y_0 - y*(x_0)||^2).
     """
     rate = theta or 0.5 / inputs.l1
-
-    def at(T: float) -> tuple[Constants, Parameters, dict[str, float]]:
-        return balanced(theorem, inputs, clients, T, start, rate)
-
+    at = partial(balanced, theorem, inputs, clients, start=start, theta=rate)
     T = _given_or_least(iterations, target, lambda T: sum(at(T)[2].values()))
     c, s, terms = at(T)
     literal = f"theorem3:{float(c.l_hat)!r}:{float(c.l_phi)!r}"

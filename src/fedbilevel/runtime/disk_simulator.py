@@ -81,7 +81,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
         def one_round(state: OnDisk, index: int) -> tuple[OnDisk, Found | None]:
             asked, held = self._held(keys.ROUNDS, index, state)
-            rounds = self._rounds(held, self._alone(span, index))
+            rounds = self._asked_rounds(held, self._alone(span, index))
             after, (rows, used, failure, *_) = self._run(rounds)
             state.files.write(asked, after.clients)
             new = {name: np.asarray(rows[name][0]) for name in rows if int(used)}

@@ -157,7 +157,10 @@ def first_span(
 ) -> Span:
     """Return the first round of a run, as `execute` asks for it."""
     every = spacing(measure_every)
-    limits = _limits(runtime, stopping, rounds)
+    limits = np.full(len(runtime.roots), rounds, np.int32)
+    if stopping.bytes is not None or stopping.samples is not None:
+        ledger = Ledger(runtime.job)
+        limits = affordable_rounds(stopping, rounds, ledger, runtime.roots)
     total = int(limits.max())
     rule = Rule.of(stopping, limits if runtime.runs else limits[0])
     early = stopping.looks or runtime.job.algorithm.finishes
@@ -171,14 +174,6 @@ def _reason(track: Track, spent: bool) -> int:
     if (reasons == RUNNING).any():
         return BUDGET if spent else RUNNING
     return int(reasons[np.argmax(ended)])
-
-
-def _limits(runtime: Runtime, stopping: Stopping, rounds: int) -> np.ndarray:
-    """Return how many rounds each run may make."""
-    if stopping.bytes is None and stopping.samples is None:
-        return np.full(len(runtime.roots), rounds, np.int32)
-    ledger = Ledger(runtime.job)
-    return affordable_rounds(stopping, rounds, ledger, runtime.roots)
 
 
 def rounds_in_python(

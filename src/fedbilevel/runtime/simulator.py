@@ -47,22 +47,31 @@ class CompiledRuntime(Runtime):
         """Run the phases before the first round, if there are any."""
         if not self.job.algorithm.setup():
             return state, None
-        return self._run(self._setup(state))
+        return self._run(self._asked_setup(state))
 
     def _advanced(self, state: State, span: Span) -> tuple[Advance, program.Failure]:
-        state, (rows, used, failure, track, done) = self._run(self._rounds(state, span))
+        asked = self._asked_rounds(state, span)
+        state, (rows, used, failure, track, done) = self._run(asked)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
         track = jax.tree.map(np.asarray, track)
         return Advance(state, table, int(done), track), failure
 
-    def _setup(self, state: State) -> Asked:
+    def _asked_setup(self, state: State) -> Asked:
         brief = numbers_of_pass(self.job) <= _BRIEF
         return self._asked_for(program.setup, state, brief=brief)
 
-    def _rounds(self, state: State, span: Span) -> Asked:
-        span = placed_span(self.layout, span)
-        return self._asked_for(program.advance, state, span)
+    def _asked_rounds(self, state: State, span: Span) -> Asked:
+        """Ask for some rounds; inside of a program all numbers of a span are arrays."""
+
+        def count(value: Any) -> jax.Array:
+            return jax.device_put(np.asarray(value, np.int32))
+
+        names = ("start", "stop", "total", "every", "limits")
+        counts = {name: count(getattr(span, name)) for name in names}
+        whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
+        placed = self.layout.place(whole, PartitionSpec())
+        return self._asked_for(program.advance, state, placed)
 
     def _asked_for(
         self,
@@ -104,13 +113,14 @@ class SimulatorRuntime(CompiledRuntime):
 
     def prepare(self, span: Span) -> None:
         """Trace what `advance` will run, and let it compile meanwhile."""
-        asked = self._rounds(self._first_state(), span)
+        asked = self._asked_rounds(self._first_state(), span)
         self.compile_seconds += compilation.prepare(asked)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
         state, (_, job) = self._first_state(), self._fixed
-        total, working = self._compiled(self._rounds(state, span)).bytes_needed()
+        run = self._compiled(self._asked_rounds(state, span))
+        total, working = run.bytes_needed()
         return MemoryPlan(
             frozen=compilation.held_bytes(job.problem.frozen),
             rows=compilation.held_bytes((job.data, job.metrics)),
@@ -132,18 +142,6 @@ class SimulatorRuntime(CompiledRuntime):
         # As one program: method by method it would be one for every step of theirs.
         asked = Asked(start_state, self.job, (), (), self._evaluation, brief=True)
         return self.layout.place_state(self._run(asked))
-
-
-def placed_span(layout: Layout, span: Span) -> Span:
-    """Return a span as the compiled program takes it."""
-
-    def count(value: Any) -> jax.Array:
-        return jax.device_put(np.asarray(value, np.int32))
-
-    names = ("start", "stop", "total", "every", "limits")
-    counts = {name: count(getattr(span, name)) for name in names}
-    whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
-    return layout.place(whole, PartitionSpec())
 
 
 def first_failure(failure: program.Failure | np.ndarray | None) -> Found | None:

@@ -90,8 +90,8 @@ class SweepRuntime(CompiledRuntime):
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            self._compiled(self._setup(state))
-        self._compiled(self._rounds(state, span))
+            self._compiled(self._asked_setup(state))
+        self._compiled(self._asked_rounds(state, span))
 
     def fetch(self, state: SweepState) -> SweepState:
         """Return the state on the host, one entry per run and client."""

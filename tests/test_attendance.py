@@ -26,9 +26,9 @@ from fedbilevel.runtime import (
     Sampling,
     SimulatorRuntime,
     SweepRuntime,
-    attendance,
     execute,
     keys,
+    sampling,
 )
 from fedbilevel.runtime.job import ABSENT, PRESENT
 from tests.cases import case_of, quadratic_data, quadratic_job
@@ -122,8 +122,8 @@ def test_replies_are_counted_by_one_program_and_once_per_seed(monkeypatch):
     job, other = with_chances(plain), jax.random.key(7)
     found = [Ledger(job).cumulative(key, 1500) for key in (job.key, other)]
     assert len(traced) <= 1  # neither per thousand turns, nor per seed or ledger
-    drawn = attendance._replies_of_turns
-    monkeypatch.setattr(attendance, "_replies_of_turns", noting(ran, drawn))
+    drawn = sampling._replies_of_turns
+    monkeypatch.setattr(sampling, "_replies_of_turns", noting(ran, drawn))
     ledger = Ledger(job)
     for key, before in zip((job.key, other), found, strict=True):
         assert_equal(ledger.cumulative(key, 1500), before)

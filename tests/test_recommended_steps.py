@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
-from fedbilevel.theory.conditions import _written
+from fedbilevel.theory.theorems import _written
 from tests.cases import some_of
 
 # Given all of them, nothing is run: the limits are those of the theorem alone.

@@ -32,8 +32,8 @@ from fedbilevel.studies.scaling import (
 )
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import algorithm_by, subject_of
-from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, practical_plan
+from fedbilevel.theory.theorems import Parameters
 from tests.cases import ROWWISE, quadratic_data
 
 # T1's own letters, with the values once measured with them.

@@ -25,15 +25,16 @@ from fedbilevel.theory.claims import (
     subject_of,
     theorem_for,
 )
-from fedbilevel.theory.conditions import (
-    Condition,
-    Parameters,
-    conditions,
-    largest_steps,
-)
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan, theory_plan
-from fedbilevel.theory.rates import bound, dominating
+from fedbilevel.theory.theorems import (
+    Condition,
+    Parameters,
+    bound,
+    conditions,
+    dominating,
+    largest_steps,
+)
 from tests.reference import theorems
 
 EXACT = 1e-12

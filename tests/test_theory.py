@@ -15,15 +15,16 @@ from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData
 from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.tasks.quadratic import PROBLEM, ClosedForm, client_rows
-from fedbilevel.theory.conditions import (
-    Condition,
-    _variance_weights,
-    conditions,
-    largest_steps,
-)
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.plan import theory_plan
-from fedbilevel.theory.rates import bound, dominating
+from fedbilevel.theory.theorems import (
+    Condition,
+    _variance_weights,
+    bound,
+    conditions,
+    dominating,
+    largest_steps,
+)
 
 UNIT = Constants(Inputs(1.0, 1.0, 1.0, 1.0, 0.5, 0.1), theta=0.5, q=10)
 
@@ -73,7 +74,7 @@ def test_a_limit_of_few_digits_is_reached_unless_it_is_strict(
         letters = ("rho2", "rho1", "eta")
         return [Condition(theorem, "", one, 0.0, 0.25, strict) for one in letters]
 
-    monkeypatch.setattr("fedbilevel.theory.conditions.conditions", alone)
+    monkeypatch.setattr("fedbilevel.theory.theorems.conditions", alone)
     steps = largest_steps(1, UNIT, 8, 4, digits=2)
     assert (steps.rho2, steps.rho1, steps.eta) == (found,) * 3
 

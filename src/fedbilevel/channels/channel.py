@@ -6,16 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.random as jr
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from fedbilevel._types import Key
-from fedbilevel.channels._vectors import (
-    are_single_numbers,
-    change_numbers,
-    from_vectors,
-    to_vectors,
-    vector_shapes,
-)
+from fedbilevel.channels import _vectors
 from fedbilevel.channels.coders import AbstractCoder, BFloat16, Privacy, Protected
 from fedbilevel.channels.reductions import AbstractReduction, Mean
 from fedbilevel.errors import InvalidInputError
@@ -112,11 +106,14 @@ class Channel(eqx.Module):
 
     def sent(self, message: PyTree) -> PyTree:
         """Return what the server sends one client, as it travels."""
-        return message if self.down is None else change_numbers(message, self._rounded)
+        rounding = self.down
+        if rounding is None:
+            return message
 
-    def _rounded(self, leaf: Any) -> Any:
-        assert self.down is not None
-        return self.down.rounded(leaf) if leaf.dtype.itemsize > 2 else leaf
+        def rounded(leaf: Array) -> Array:
+            return rounding.rounded(leaf) if leaf.dtype.itemsize > 2 else leaf
+
+        return _vectors.change_numbers(message, rounded)
 
     def received(self, coded: PyTree, like: PyTree) -> PyTree:
         """Return the message that arrives; `like` has its types."""
@@ -128,24 +125,26 @@ class Channel(eqx.Module):
         """Return what a client remembers before its first change of these shapes."""
         if not self.coders:
             return ()
-        blocks = zip(vector_shapes(change_like), self._coders(change_like), strict=True)
         return tuple(
-            tuple(coder.start(like) for coder in coders) for like, coders in blocks
+            tuple(coder.start(shape) for coder in coders)
+            for shape, coders in self._blocks(change_like)
         )
 
-    def _coders(self, change_like: PyTree) -> list[tuple[AbstractCoder, ...]]:
-        """Return what each block goes through: single numbers are not compressed."""
+    def _blocks(self, like: PyTree) -> list[tuple[Any, tuple[AbstractCoder, ...]]]:
+        """Return each block's shape and coders: single numbers are not compressed."""
         some = tuple(coder for coder in self.coders if not coder.compresses)
-        single = are_single_numbers(change_like)
-        return [some if alone else self.coders for alone in single]
+        single = _vectors.are_single_numbers(like)
+        coders = [some if alone else self.coders for alone in single]
+        return list(zip(_vectors.vector_shapes(like), coders, strict=True))
 
     def encode(self, change: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         """Return exactly what travels, and what the client remembers then."""
         if not self.coders:
             return change, memory
         coded, held = [], []
-        blocks = zip(to_vectors(change), self._coders(change), memory, strict=True)
-        for number, (vector, coders, kept) in enumerate(blocks):
+        vectors = _vectors.to_vectors(change)
+        blocks = zip(vectors, self._blocks(change), memory, strict=True)
+        for number, (vector, (_, coders), kept) in enumerate(blocks):
             mine, after = jr.fold_in(key, number), []
             for place, (coder, before) in enumerate(zip(coders, kept, strict=True)):
                 vector, own = coder.encode(vector, before, jr.fold_in(mine, place))
@@ -159,25 +158,23 @@ class Channel(eqx.Module):
         if not self.coders:
             return coded
         vectors = []
-        blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
-        for vector, shape, coders in blocks:
+        for vector, (shape, coders) in zip(coded, self._blocks(like), strict=True):
             for coder in reversed(coders):
                 vector = coder.decode(vector, shape)
             vectors.append(vector)
-        return from_vectors(vectors, like)
+        return _vectors.from_vectors(vectors, like)
 
     def why_impossible(self, coded: PyTree, like: PyTree) -> str:
         """Return what no client could have coded, or nothing; `like` as in `decode`."""
         if not self.coders:
             return ""
-        blocks = zip(coded, vector_shapes(like), self._coders(like), strict=True)
         # Only the last coder returns anything but a vector.
         problems = (
             coders[-1].why_impossible(vector, shape)
-            for vector, shape, coders in blocks
+            for vector, (shape, coders) in zip(coded, self._blocks(like), strict=True)
             if coders
         )
-        return next((text for text in problems if text), "")
+        return next(filter(None, problems), "")
 
     def coded_shape(self, like: PyTree) -> PyTree:
         """Return the shapes of what travels for a change of these shapes."""

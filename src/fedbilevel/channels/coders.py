@@ -29,7 +29,6 @@ class AbstractCoder(eqx.Module):
 
     def start(self, like: jax.ShapeDtypeStruct) -> PyTree:
         """Return what a client remembers of a block before its first exchange."""
-        del like
 
     @abc.abstractmethod
     def encode(self, vector: Vector, memory: PyTree, key: Key) -> tuple[Any, PyTree]:
@@ -37,7 +36,6 @@ class AbstractCoder(eqx.Module):
 
     def decode(self, coded: Any, like: jax.ShapeDtypeStruct) -> Vector:
         """Return the vector that arrives."""
-        del like
         return coded
 
     def why_impossible(self, coded: Any, like: jax.ShapeDtypeStruct) -> str:
@@ -45,7 +43,6 @@ class AbstractCoder(eqx.Module):
 
         Its sender may have written it by hand.
         """
-        del coded, like
         return ""
 
 
@@ -92,7 +89,6 @@ class Protected(AbstractCoder):
 
     def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Vector, None]:
         """Return the vector as it is."""
-        del key
         return vector, memory
 
 
@@ -126,7 +122,6 @@ class TopK(AbstractCoder):
 
     def encode(self, vector: Vector, memory: Vector, key: Key) -> tuple[Sparse, Vector]:
         """Return the largest entries of all that is to be sent, and the rest."""
-        del key
         due = vector + memory
         count = max(1, share_of(self.fraction, due.size))
         _, indices = jax.lax.top_k(jnp.abs(due), count)
@@ -187,7 +182,6 @@ class Quantize(AbstractCoder):
 
     def why_impossible(self, coded: Levels, like: jax.ShapeDtypeStruct) -> str:
         """Return whether the scale or a level is out of its range."""
-        del like
         scale, levels = float(coded.scale), np.asarray(coded.levels)
         if not 0 <= scale < math.inf:
             return f"has the scale {scale:.3g}"
@@ -218,7 +212,6 @@ class BFloat16(AbstractCoder):
 
     def encode(self, vector: Vector, memory: None, key: Key) -> tuple[Vector, None]:
         """Return the rounded vector."""
-        del key
         return self.rounded(vector), memory
 
     def decode(self, coded: Vector, like: jax.ShapeDtypeStruct) -> Vector:

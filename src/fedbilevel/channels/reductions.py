@@ -50,7 +50,6 @@ class AbstractReduction(eqx.Module):
 
     def check(self, participants: int) -> None:
         """Raise if so few participants cannot be reduced."""
-        del participants
 
     @abc.abstractmethod
     def __call__(self, replies: PyTree, weights: Weights) -> PyTree:

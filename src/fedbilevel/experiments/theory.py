@@ -26,8 +26,8 @@ from fedbilevel.studies.planning import (
 )
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import CLAIMS, algorithm_by, subject_of, theorem_for
-from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
+from fedbilevel.theory.theorems import Parameters
 
 
 def with_theorems() -> list[str]:

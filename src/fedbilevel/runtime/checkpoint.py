@@ -48,12 +48,8 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
     arrays, static = eqx.partition((job, more), eqx.is_array)
     names = _tree.leaf_names(arrays)
     for name, leaf in zip(names, jax.tree.leaves(arrays), strict=True):
-        plain = (
-            jr.key_data(leaf)
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else leaf
-        )
-        value = np.asarray(plain)
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        value = np.asarray(jr.key_data(leaf) if is_key else leaf)
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
         # As bytes: bfloat16 has no buffer of its own.
         digest.update(value.tobytes())
@@ -73,9 +69,8 @@ def fingerprint(job: Job, every: int, more: PyTree = None) -> str:
 
 def save(folder: Path, snapshot: Snapshot, fingerprint: str) -> Path:
     """Replace the checkpoint in `folder` by this one."""
-    named = zip(
-        _tree.leaf_names(snapshot.state), jax.tree.leaves(snapshot.state), strict=True
-    )
+    names, leaves = _tree.leaf_names(snapshot.state), jax.tree.leaves(snapshot.state)
+    named = zip(names, leaves, strict=True)
     arrays = {f"state/{name}": np.asarray(leaf) for name, leaf in named}
     arrays |= {f"column/{name}": value for name, value in snapshot.columns.items()}
     about = {
@@ -94,7 +89,9 @@ def load(folder: Path, like: PyTree, fingerprint: str) -> Snapshot | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    arrays, about = _read(path, _most(jax.tree.leaves(like)))
+    with _reading(path):
+        arrays = read_arrays(path, _most(jax.tree.leaves(like)))
+        about = dict(json.loads(arrays.pop("about").tobytes()))
     if about.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path} has format {about.get('format')}, this version reads {_FORMAT}. "
@@ -140,12 +137,6 @@ def _snapshot(
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
     seconds = {str(name): float(value) for name, value in about["seconds"].items()}
     return Snapshot(state, columns, int(about["round"]), seconds)
-
-
-def _read(path: Path, most: int | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    with _reading(path):
-        arrays = read_arrays(path, most)
-        return arrays, dict(json.loads(arrays.pop("about").tobytes()))
 
 
 @contextmanager

@@ -25,17 +25,10 @@ from fedbilevel._types import Key
 from fedbilevel.algorithms import Phase, Phases, Repeat, ServerTurn, every_phase
 from fedbilevel.channels import count_blocks
 from fedbilevel.problem import ClientData, Data, PooledData
-from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import Replies, counted_replies
+from fedbilevel.runtime import keys, phase_loop
 from fedbilevel.runtime.exchange import Link, common_leaves, for_place, server_turn
 from fedbilevel.runtime.job import Job
-from fedbilevel.runtime.phase_loop import (
-    Times,
-    drawn_times,
-    period_of,
-    plain_loop,
-    run_phases,
-)
+from fedbilevel.runtime.sampling import Replies, counted_replies
 from fedbilevel.runtime.traced_calls import SAMPLES, Bounds, count_calls
 from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
@@ -90,28 +83,11 @@ class Ledger:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._setup, self._rounds = (_Stage(job, k) for k in (keys.SETUP, keys.ROUNDS))
-        self._replies = counted_replies(job)
 
     def each(self, key: Key, rounds: int) -> tuple["Tally", list["Tally"]]:
         """Return what is done in the setup, and in each round."""
-        lengths = self._setup.drawn_lengths(key, 1)
-        replies = self._replies(keys.SETUP, key)
-        before, known = self._setup.tally(0, frozenset(), lengths, replies)
-        lengths = self._rounds.drawn_lengths(key, rounds)
-        replies = self._replies(keys.ROUNDS, key)
-        each, seen = [], {}
-        period = period_of(self._rounds.phases)
-        for index in range(rounds):
-            # Rounds that start alike, with the same phases as often, cost the same.
-            long = tuple(int(drawn[index]) for drawn in lengths.values())
-            apart = self._rounds.branches or self.job.chances is not None
-            turn = index if apart else index % period
-            alike = (index == 0, turn, known, long)
-            if alike not in seen:
-                seen[alike] = self._rounds.tally(index, known, lengths, replies)
-            tally, known = seen[alike]
-            each.append(tally)
-        return before, each
+        (before,), known = self._setup.tallies(key, 1, frozenset())
+        return before, self._rounds.tallies(key, rounds, known)[0]
 
     def cumulative(self, key: Key, rounds: int) -> dict[str, np.ndarray]:
         """Return exchanges, bytes sent and samples drawn, in all, after each round."""
@@ -129,8 +105,8 @@ class Ledger:
 
     def blocks(self, key: Key, rounds: int) -> np.ndarray:
         """Return the blocks of a reply in every exchange, one after the other."""
-        before = self._setup.blocks(key, 1)
-        return np.asarray(before + self._rounds.blocks(key, rounds), np.int64)
+        before, each = self.each(key, rounds)
+        return np.concatenate([tally.blocks for tally in (before, *each)]).astype(int)
 
     def summary(self, key: Key, rounds: int) -> dict[str, Any]:
         """Return the totals of a run."""
@@ -141,7 +117,7 @@ class Ledger:
             total.update(tally.total)
         exchanges = total.pop("exchanges", 0)
         kinds = ("floats_down", "floats_up", "bytes_down", "bytes_up")
-        later = each[1:]
+        bounds, later = self._setup.bounds | self._rounds.bounds, each[1:]
         mean = {
             kind: sum(one.each[kind] for one in later) / len(later) for kind in kinds
         }
@@ -156,19 +132,19 @@ class Ledger:
             },
             "samples": {name: total.pop(name, 0) for name in SAMPLES},
             "calls": dict(sorted(total.items())),
-            **({"bounds": bounds} if (bounds := self._bounds()) else {}),
+            **({"bounds": dict(sorted(bounds.items()))} if bounds else {}),
         }
-
-    def _bounds(self) -> Bounds:
-        """Return which counts are bounds, as far as costs were asked for."""
-        return dict(sorted((self._setup.bounds | self._rounds.bounds).items()))
 
 
 class Tally(NamedTuple):
-    """The cost of a round for a client that takes part in all of it, and for all."""
+    """The cost of a round for a client that takes part in all of it, and for all.
+
+    `blocks` has those of a reply in every exchange, one after the other.
+    """
 
     each: Counter[str]
     total: Counter[str]
+    blocks: list[int]
 
 
 class _Stage:
@@ -180,6 +156,7 @@ class _Stage:
         self.cohorts = [job.cohort(phase) for phase in every_phase(self.phases)]
         # Only its shapes count, and shapes need no program.
         self.server = jax.eval_shape(job.algorithm.init_server, job.x, job.y)
+        self.replies = counted_replies(job.chances, job.clients, stage)
         self.costs: dict[tuple[int, bool], ExchangeCost] = {}
         self.bounds: Bounds = {}
         # By phase and thousand turns, where a program has branches.
@@ -187,7 +164,7 @@ class _Stage:
 
     def drawn_lengths(self, key: Key, turns: int) -> dict[int, np.ndarray]:
         """Return how long each random `Repeat` is in every round."""
-        times, lengths = drawn_times(key, self.stage), {}
+        times, lengths = phase_loop.drawn_times(key, self.stage), {}
 
         def gather(phases: Phases, first: int, turns: int) -> None:
             for entry in phases:
@@ -203,14 +180,40 @@ class _Stage:
         gather(self.phases, 0, turns)
         return lengths
 
+    def tallies(
+        self, key: Key, turns: int, known: frozenset[int]
+    ) -> tuple[list[Tally], frozenset[int]]:
+        """Add up every turn from what clients know; return also what they know then."""
+        lengths, replies = self.drawn_lengths(key, turns), self.replies(key)
+        times, period = _known_times(lengths), phase_loop.period_of(self.phases)
+        found, seen = [], {}
+        for index in range(turns):
+            # Those that start alike, with the same phases as often, cost the same.
+            long = tuple(
+                tuple(drawn.reshape(turns, -1)[index]) for drawn in lengths.values()
+            )
+            apart = self.branches or self.job.chances is not None
+            turn = index if apart else index % period
+            alike = (index == 0, turn, known, long)
+            if alike not in seen:
+                seen[alike] = self.tally(index, known, times, replies)
+            tally, known = seen[alike]
+            found.append(tally)
+        return found, known
+
     def tally(
-        self, index: int, known: frozenset[int], lengths: Mapping, replies: Replies
+        self,
+        index: int,
+        known: frozenset[int],
+        times: phase_loop.Times,
+        replies: Replies,
     ) -> tuple[Tally, frozenset[int]]:
-        """Add up one round from what clients know; return also what they know then."""
-        tally = Tally(Counter(), Counter())
+        """Add up one turn from what clients know; return also what they know then."""
+        tally = Tally(Counter(), Counter(), [])
 
         def visit(known: frozenset[int], phase: Phase, number: int, turn: int):
             cost = self._cost(phase, number, turn == 0)
+            tally.blocks.append(cost.blocks)
             many = replies(number, turn, self.cohorts[number])
             self._add(tally, self._calls(cost, phase, number, turn), many)
             if not self.job.data.travels:
@@ -221,8 +224,8 @@ class _Stage:
             all_know = many == self.job.participants == self.job.clients
             return cost.known_after(known) if all_know else frozenset()
 
-        how = (visit, plain_loop, _known_times(lengths), self.phases)
-        return tally, run_phases(self.job, self.stage, index, known, *how)
+        how = (visit, phase_loop.plain_loop, times, self.phases)
+        return tally, phase_loop.run_phases(self.job, self.stage, index, known, *how)
 
     def _add(self, tally: Tally, costs: Mapping[str, float], many: int) -> None:
         tally.each.update(costs)
@@ -248,28 +251,23 @@ class _Stage:
             for name, many in calls.items()
         }
 
-    def blocks(self, key: Key, turns: int) -> list[int]:
-        """Return the blocks of a reply in every exchange, one after the other."""
-        found: list[int] = []
-
-        def visit(carry: None, phase: Phase, number: int, turn: int) -> None:
-            found.append(self._cost(phase, number, turn == 0).blocks)
-
-        times = _known_times(self.drawn_lengths(key, turns))
-        how = (visit, plain_loop, times, self.phases)
-        for index in range(turns):
-            run_phases(self.job, self.stage, index, None, *how)
-        return found
-
     def _cost(self, phase: Phase, number: int, first: bool) -> ExchangeCost:
-        if (number, first) not in self.costs:
-            where, index = (self.stage, number), 0 if first else 1
-            cost = _known_cost(self.job, phase, where, self.server, index)
-            self.costs[number, first] = cost
-        return self.costs[number, first]
+        """Return what an exchange costs, from disk if an equal job was counted."""
+        if (number, first) in self.costs:
+            return self.costs[number, first]
+        known = (self.job, (self.stage, number), 0 if first else 1)
+
+        def traced() -> bytes:
+            cost = _trace(*known, phase, self.server)
+            return json.dumps(cost, default=int).encode()  # NumPy's whole numbers
+
+        name = name_of(_trace, *known, _most_rows(self.job.data))
+        cost = ExchangeCost(*json.loads(stored_traces.kept(name, traced)))
+        self.costs[number, first] = cost
+        return cost
 
 
-def _known_times(lengths: Mapping[int, np.ndarray]) -> Times:
+def _known_times(lengths: Mapping[int, np.ndarray]) -> phase_loop.Times:
     """Return how often a `Repeat` runs, given how long the random ones are."""
 
     def times(repeat: Repeat, first: int, turn: int) -> int:
@@ -278,22 +276,8 @@ def _known_times(lengths: Mapping[int, np.ndarray]) -> Times:
     return times
 
 
-def _known_cost(
-    job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int
-) -> ExchangeCost:
-    """Return the cost of an exchange, from disk if an equal job has been counted."""
-    name = name_of(_trace, job, where, index, _most_rows(job.data))
-    kept = None if name is None else stored_traces.read(name)
-    if kept is not None:
-        return ExchangeCost(*json.loads(kept))
-    cost = _trace(job, phase, where, server, index)
-    if name is not None:
-        stored_traces.write(name, json.dumps(cost).encode())
-    return cost
-
-
 def _trace(
-    job: Job, phase: Phase, where: tuple[int, int], server: PyTree, index: int
+    job: Job, where: tuple[int, int], index: int, phase: Phase, server: PyTree
 ) -> ExchangeCost:
     """Trace one exchange, without computing anything."""
     link, turn = Link.of(job, phase, where), _turn_of(job, phase, where, index)
@@ -305,8 +289,7 @@ def _trace(
     floats, size = _weigh(job.channel.coded_shape(reply))
     width = job.channel.reduction.bytes_per_number
     up = (floats, size if width is None else width * floats)
-    blocks = count_blocks(reply)
-    return ExchangeCost(dict(calls), down, up, replaced, blocks, bounds)
+    return ExchangeCost(dict(calls), down, up, replaced, count_blocks(reply), bounds)
 
 
 def _turn_of(job: Job, phase: Phase, where: tuple[int, int], index: Any) -> _Turn:

@@ -81,8 +81,8 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
         def one_round(state: OnDisk, index: int) -> tuple[OnDisk, Found | None]:
             asked, held = self._held(keys.ROUNDS, index, state)
-            run, arguments = self._rounds(held, self._alone(span, index))
-            after, (rows, used, failure, *_) = run(self._fixed, *arguments)
+            rounds = self._asked_rounds(held, self._alone(span, index))
+            after, (rows, used, failure, *_) = self._run(rounds)
             state.files.write(asked, after.clients)
             new = {name: np.asarray(rows[name][0]) for name in rows if int(used)}
             return OnDisk(after.server, state.files, new), first_failure(failure)
@@ -109,7 +109,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
     def _beginning(self) -> tuple[PyTree, Kept]:
         """Return what the server carries, and a client keeps, before all exchanges."""
         asked = Asked(_first, self.job, (), (), self._evaluation, brief=True)
-        server, kept = self._compiled(asked)(self.job)
+        server, kept = self._run(asked)
         return self._placed(server), jax.tree.map(np.asarray, kept)
 
     def _new_files(self, first: Kept) -> ClientFiles:
@@ -148,7 +148,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         """Return the clients of a round, or of the setup."""
         arguments = (stage, jnp.asarray(index, jnp.int32))
         asked = Asked(program.attending, self.job, arguments, (), self._evaluation)
-        return np.flatnonzero(np.asarray(self._compiled(asked)(self.job, *arguments)))
+        return np.flatnonzero(np.asarray(self._run(asked)))
 
     def _state(
         self, server: PyTree, kept: PyTree, asked: np.ndarray, most: int
@@ -171,8 +171,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
             lambda source: StoredRows(numbers, source), state.files.sources().own
         )
         whole = State(state.server, self._placed(Kept(None, own)))
-        run = self._compile(program.measure, self._varying, whole, donate=())
-        _, columns = run(self._fixed, self._varying, whole)
+        _, columns = self._run(self._asked_for(program.measure, whole, donate=()))
         return {name: np.asarray(value) for name, value in columns.items()}
 
     def _placed(self, tree: Any) -> Any:

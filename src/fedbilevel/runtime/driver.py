@@ -14,19 +14,13 @@ import numpy as np
 
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime import mesh
+from fedbilevel.runtime import mesh, progress
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.checkpoint_schedule import Checkpoints, Keeper
 from fedbilevel.runtime.contract import Advance, Runtime, Span, failure
 from fedbilevel.runtime.counts import Ledger
 from fedbilevel.runtime.program import CAPACITY
-from fedbilevel.runtime.progress import (
-    Listeners,
-    OnRound,
-    Watch,
-    events_of,
-    noting_interrupts,
-)
+from fedbilevel.runtime.progress import Listeners, OnRound, Watch
 from fedbilevel.runtime.stopping import (
     BUDGET,
     RUNNING,
@@ -83,7 +77,7 @@ def execute(
             f"rounds={rounds}, measure_every={measure_every}: both must be at least 1."
         )
     every = spacing(measure_every)
-    with noting_interrupts() as pressed:
+    with progress.noting_interrupts() as pressed:
         listeners = Listeners(watch, on_round, pressed)
         keeper = Keeper(runtime, checkpoints, every, begin)
         return _driven(runtime, rounds, every, stopping, keeper, listeners)
@@ -100,12 +94,12 @@ def _driven(
     """Go through the rounds, chunk by chunk."""
     checkpoints = keeper.checkpoints
     _require_same_run(runtime, rounds, every, stopping, checkpoints)
-    limits = _limits(runtime, stopping, rounds)
+    first = first_span(runtime, rounds, every, stopping)
     state, columns, done = keeper.begin(rounds)
-    total = max(int(limits.max()), done)
+    total = max(first.total, done)
     if done < total:
-        columns = _due(columns, every, limits)
-    rule, ends = _rule(runtime, stopping, limits, total)
+        columns = _due(columns, every, first.limits)
+    rule = first.rule
     if columns:
         rule.check(columns)
     track = tracked(rule, columns, runtime.runs, every)
@@ -115,7 +109,7 @@ def _driven(
     chunk, late, asked, reported = 1, False, "", len(columns.get("round", ()))
     while done < total and bool((np.asarray(track.reason) == RUNNING).any()):
         stop = int(min(total, done + chunk, keeper.latest_stop()))
-        span = Span(done, stop, total, every, limits, rule, track, ends)
+        span = replace(first, start=done, stop=stop, total=total, track=track)
         began, compiling = time.perf_counter(), runtime.compile_seconds
         step = runtime.advance(state, span)
         if step.place is not None:
@@ -133,7 +127,7 @@ def _driven(
         done = step.done
         if due or late:
             keeper.keep(state, columns, done)
-        events = events_of(columns, reported, total, keeper.running())
+        events = progress.events_of(columns, reported, total, keeper.running())
         reported += len(events)
         try:
             interrupted = listeners.notify(events)
@@ -163,20 +157,15 @@ def first_span(
 ) -> Span:
     """Return the first round of a run, as `execute` asks for it."""
     every = spacing(measure_every)
-    limits = _limits(runtime, stopping, rounds)
+    limits = np.full(len(runtime.roots), rounds, np.int32)
+    if stopping.bytes is not None or stopping.samples is not None:
+        ledger = Ledger(runtime.job)
+        limits = affordable_rounds(stopping, rounds, ledger, runtime.roots)
     total = int(limits.max())
-    rule, ends = _rule(runtime, stopping, limits, total)
-    track = tracked(rule, {}, runtime.runs, every)
-    return Span(0, 1, total, every, limits, rule, track, ends)
-
-
-def _rule(
-    runtime: Runtime, stopping: Stopping, limits: np.ndarray, total: int
-) -> tuple[Rule, bool]:
-    """Return when runs end, and whether one may do so before the last round."""
     rule = Rule.of(stopping, limits if runtime.runs else limits[0])
     early = stopping.looks or runtime.job.algorithm.finishes
-    return rule, early or bool((limits < total).any())
+    ends = early or bool((limits < total).any())
+    return Span(0, 1, total, every, limits, rule, Track.start(runtime.runs), ends)
 
 
 def _reason(track: Track, spent: bool) -> int:
@@ -185,14 +174,6 @@ def _reason(track: Track, spent: bool) -> int:
     if (reasons == RUNNING).any():
         return BUDGET if spent else RUNNING
     return int(reasons[np.argmax(ended)])
-
-
-def _limits(runtime: Runtime, stopping: Stopping, rounds: int) -> np.ndarray:
-    """Return how many rounds each run may make."""
-    if stopping.bytes is None and stopping.samples is None:
-        return np.full(len(runtime.roots), rounds, np.int32)
-    ledger = Ledger(runtime.job)
-    return affordable_rounds(stopping, rounds, ledger, runtime.roots)
 
 
 def rounds_in_python(

@@ -42,14 +42,29 @@ def server_turn(
 
 
 def asked_clients(
-    job: Job, phase: Phase, where: tuple[int, int], index: int
-) -> list[int]:
+    job: Job,
+    phase: Phase,
+    where: tuple[int, int],
+    index: Array | int,
+    *at_keys: keys.AtKeys,
+) -> Array:
     """Return the clients of an exchange, by place."""
     clients, count = job.clients, job.cohort(phase)
     if count == clients:
-        return list(range(clients))
-    drawn = keys.draw_cohort(job.key, *where, index, clients, count)
-    return [int(client) for client in drawn]
+        return jnp.arange(count, dtype=jnp.int32)
+    return keys.draw_cohort(job.key, *where, index, clients, count, *at_keys)
+
+
+def attendance(
+    job: Job, state: State, where: tuple[int, int], index: Array | int, asked: Array
+) -> Array | None:
+    """Return how those that are asked attend: as recorded, or drawn; None for all."""
+    if job.attendance is not None:
+        return job.attendance[state.exchanges, asked]
+    if job.chances is None:
+        return None
+    drawn = keys.draw_replies(job.key, *where, index, job.chances, asked)
+    return drawn.astype(jnp.uint8)
 
 
 def for_place(sent: PyTree, place: Array | int) -> PyTree:
@@ -244,7 +259,7 @@ class Link(eqx.Module):
     def _first_reply(self) -> PyTree:
         job = self.job
         memory = job.algorithm.init_client(job.x, job.y)
-        sent = self.phase.message(first_server(job), self._first_turn())
+        sent = self.phase.message(first_server(job), self.first_turn())
         _check_places(sent, self.phase.name, job.cohort(self.phase))
         mine = keys.client_turn(job.key, self.where, 0, 0)
         return self.phase.local(for_place(sent, 0), memory, job.oracle(0), mine)[1]
@@ -252,10 +267,11 @@ class Link(eqx.Module):
     def sent_shape(self) -> PyTree:
         """Return the shapes of what travels to the clients; nothing is computed."""
         return jax.eval_shape(
-            lambda: self.sent(start_server(self.job), self._first_turn())
+            lambda: self.sent(start_server(self.job), self.first_turn())
         )
 
-    def _first_turn(self) -> ServerTurn:
+    def first_turn(self) -> ServerTurn:
+        """Return the server's view of a first exchange."""
         ids = jnp.arange(self.job.cohort(self.phase), dtype=jnp.int32)
         return server_turn(self.job, self.where, 0, ids, jnp.ones(ids.shape, bool))
 
@@ -271,10 +287,8 @@ def start_kept(job: Job) -> Kept:
     memory = jax.tree.map(strongly_typed, job.algorithm.init_client(job.x, job.y))
     channel = None
     if job.channel.sends_changes:
-        channel = {
-            where: job.channel.start(Link(job, phase, where, None).reply_shape())
-            for where, phase in job.every_phase().items()
-        }
+        links = links_of(job).items()
+        channel = {where: job.channel.start(link.like) for where, link in links}
     return Kept(memory, job.own(first_server(job)), channel)
 
 

@@ -78,11 +78,6 @@ class Layout(eqx.Module):
         """Say whether all clients take part in every exchange."""
         return self.participants == self.clients
 
-    @property
-    def client_places(self) -> int:
-        """How many clients one device evaluates."""
-        return self.places(self.clients)
-
     def places(self, count: int) -> int:
         """Return on how many of so many participants one device works."""
         return -(-count // self.devices)
@@ -129,7 +124,7 @@ class Layout(eqx.Module):
     @property
     def missing(self) -> int:
         """How many places stay without a client."""
-        filled = self.devices * self.client_places
+        filled = self.devices * self.places(self.clients)
         return filled - self.clients if self.everyone else 0
 
     def pad(self, tree: PyTree, axis: int = 0) -> PyTree:
@@ -156,14 +151,11 @@ class Layout(eqx.Module):
         arrays, rest = eqx.partition(tree, eqx.is_array)
         if isinstance(specs, PartitionSpec):
             specs = _all(arrays, specs)
-        put = jax.tree.map(
-            lambda leaf, spec: mesh.put(
-                strongly_typed(leaf), NamedSharding(devices, spec)
-            ),
-            arrays,
-            specs,
-        )
-        return eqx.combine(put, rest)
+
+        def put(leaf: Array, spec: PartitionSpec) -> Array:
+            return mesh.put(strongly_typed(leaf), NamedSharding(devices, spec))
+
+        return eqx.combine(jax.tree.map(put, arrays, specs), rest)
 
     def place_job(self, job: Job) -> Job:
         """Pad the clients with weightless copies and put everything on the devices."""
@@ -172,15 +164,12 @@ class Layout(eqx.Module):
             weights = data.weights.at[self.clients :].set(0)
             data = eqx.tree_at(lambda one: one.weights, data, weights)
         placed = self.place(data, self.data_spec(data))
-        rest = eqx.tree_at(lambda one: one.data, job, None)
+        rest = replace(job, data=None)
         specs = _all(eqx.filter(rest, eqx.is_array), PartitionSpec())
         if self.model_devices > 1:
             own = self.frozen_specs(job.problem.frozen)
             specs = eqx.tree_at(lambda one: one.problem.frozen, specs, own)
-        rest = self.place(rest, specs)
-        return eqx.tree_at(
-            lambda one: one.data, rest, placed, is_leaf=lambda leaf: leaf is None
-        )
+        return replace(self.place(rest, specs), data=placed)
 
     def place_state(self, state: State) -> State:
         """Pad and put a state on the devices."""

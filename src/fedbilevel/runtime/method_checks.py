@@ -29,11 +29,12 @@ from fedbilevel.algorithms import (
 from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime.exchange import for_place, server_turn
+from fedbilevel.runtime.exchange import Link, for_place
 from fedbilevel.runtime.job import Job, strongly_typed
 from fedbilevel.units import relative_kinds
 
 _PACKAGE = __name__.partition(".")[0]
+_Place = tuple[str, str]  # a function of the method, and a phase or nothing
 
 
 def require_method(given: Any) -> Any:
@@ -87,23 +88,22 @@ class _Check:
         wrong = wrong or ([] if given is found else [found])
         if wrong or not (given or title.startswith("setup")):
             got = f"got {_kind(wrong[0])}" if wrong else "got none"
-            raise self._error(title, "", "a tuple of `Phase` or `Repeat`", got)
+            raise self._error((title, ""), "a tuple of `Phase` or `Repeat`", got)
         every = every_phase(tuple(given))
         for phase in every:
             if phase.every < 1:
                 got = f"but '{phase.name}' has every={phase.every}"
-                raise self._error(title, "", "phases of every 1 or more rounds", got)
+                expected = "phases of every 1 or more rounds"
+                raise self._error((title, ""), expected, got)
         return every
 
     def _check_point(self, server: PyTree) -> None:
-        title, expected = "point(server)", "`Pair(x, y)`, shaped like the start"
-        point = self._asked(title, "", self.algorithm.point, server)
+        place, expected = ("point(server)", ""), "`Pair(x, y)`, shaped like the start"
+        point = self._asked(place, self.algorithm.point, server)
         if not (hasattr(point, "x") and hasattr(point, "y")):
-            raise self._error(title, "", expected, f"got {_kind(point)}")
-        for level, found, wanted in zip(
-            "xy", (point.x, point.y), self.start, strict=True
-        ):
-            self._require_alike({level: found}, {level: wanted}, title, "", expected)
+            raise self._error(place, expected, f"got {_kind(point)}")
+        found, (x, y) = {"x": point.x, "y": point.y}, self.start
+        self._require_alike(found, {"x": x, "y": y}, place, expected)
 
     def _check_local(self, phase: Phase, server: PyTree, client: PyTree) -> PyTree:
         """Check what a client does; return its reply."""
@@ -116,15 +116,15 @@ class _Check:
         def local(message: PyTree, client: PyTree) -> Any:
             return phase.local(message, client, job.oracle(0), mine)
 
-        title = "local(message, client, oracle, turn)"
-        sent = self._asked("down(server)", phase.name, message, server)
-        found = self._asked(title, phase.name, local, sent, client)
+        place = ("local(message, client, oracle, turn)", phase.name)
+        sent = self._asked(("down(server)", phase.name), message, server)
+        found = self._asked(place, local, sent, client)
         if not isinstance(found, tuple) or len(found) != 2:
             expected = "a pair, what the client keeps and its reply"
-            raise self._error(title, phase.name, expected, f"got {_kind(found)}")
+            raise self._error(place, expected, f"got {_kind(found)}")
         kept, reply = found
         expected = "what the client keeps as `init_client` made it"
-        self._require_alike(kept, client, title, phase.name, expected)
+        self._require_alike(kept, client, place, expected)
         return reply
 
     def _check_up(self, phase: Phase, server: PyTree, reply: PyTree) -> None:
@@ -137,14 +137,13 @@ class _Check:
             taken = Gathered(many, weights) if phase.gathers else mean
             return phase.taken_in(server, taken, turn)
 
-        title = "up(server, reply)"
-        after = self._asked(title, phase.name, up, server, reply)
+        place = ("up(server, reply)", phase.name)
+        after = self._asked(place, up, server, reply)
         expected = "the server's state as `init_server` made it"
-        self._require_alike(after, server, title, phase.name, expected)
+        self._require_alike(after, server, place, expected)
 
     def _turn(self, phase: Phase) -> ServerTurn:
-        ids = jnp.arange(self.job.cohort(phase), dtype=jnp.int32)
-        return server_turn(self.job, (0, 0), 0, ids, jnp.ones(ids.shape, bool))
+        return Link(self.job, phase, (0, 0), None).first_turn()
 
     def _first_state(self, title: str, function: Callable) -> PyTree:
         """Return the shapes of a first state; all of it must be arrays."""
@@ -152,32 +151,30 @@ class _Check:
         def arrays() -> PyTree:
             return jax.tree.map(strongly_typed, function(*self.start))
 
-        return self._asked(title, "", arrays)
+        return self._asked((title, ""), arrays)
 
-    def _asked(self, title: str, phase: str, function: Callable, *args: Any) -> Any:
+    def _asked(self, place: _Place, function: Callable, *args: Any) -> Any:
         try:
             return eqx.filter_eval_shape(function, *args)
         except Exception as error:
             raise InvalidInputError(
-                f"{self._place(phase)}: `{title}` fails: {_told(error, self.kind)}"
+                f"{self._named(place)} fails: {_told(error, self.kind)}"
             ) from error
 
     def _require_alike(
-        self, found: PyTree, wanted: PyTree, title: str, phase: str, expected: str
+        self, found: PyTree, wanted: PyTree, place: _Place, expected: str
     ) -> None:
         got = _difference(found, wanted)
         if got:
-            raise self._error(title, phase, expected, got)
+            raise self._error(place, expected, got)
 
-    def _error(
-        self, title: str, phase: str, expected: str, got: str
-    ) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self._place(phase)}: `{title}` must return {expected}, {got}."
-        )
+    def _error(self, place: _Place, expected: str, got: str) -> InvalidInputError:
+        return InvalidInputError(f"{self._named(place)} must return {expected}, {got}.")
 
-    def _place(self, phase: str) -> str:
-        return f"`{self.kind.__name__}`" + (f", phase '{phase}'" if phase else "")
+    def _named(self, place: _Place) -> str:
+        title, phase = place
+        inside = f", phase '{phase}'" if phase else ""
+        return f"`{self.kind.__name__}`{inside}: `{title}`"
 
 
 def _difference(found: PyTree, wanted: PyTree) -> str:

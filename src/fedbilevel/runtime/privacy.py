@@ -8,31 +8,33 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedbilevel.channels import count_blocks, vector_shapes
+from fedbilevel.channels import Privacy, count_blocks, vector_shapes
 from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.runtime.counts import Ledger
-from fedbilevel.runtime.exchange import Link, start_kept
+from fedbilevel.runtime.exchange import links_of, start_kept
 from fedbilevel.runtime.job import ABSENT, Job, Where
+
+
+def noisy(job: Job) -> Privacy | None:
+    """Return what adds noise to what clients send, if anything does."""
+    privacy = job.channel.privacy
+    return privacy if privacy is not None and float(privacy.noise) else None
 
 
 def is_noisy(job: Job) -> bool:
     """Say whether clients add noise to what they send."""
-    privacy = job.channel.privacy
-    return privacy is not None and bool(float(privacy.noise))
+    return noisy(job) is not None
 
 
 def blocks_of(job: Job) -> dict[Where, int]:
     """Return the blocks of a reply in every phase, by its stage and number."""
-    return {
-        where: count_blocks(Link(job, phase, where, None).reply_shape())
-        for where, phase in job.every_phase().items()
-    }
+    return {where: count_blocks(link.like) for where, link in links_of(job).items()}
 
 
 def privacy_spent(job: Job, ledger: Ledger, rounds: int) -> dict[str, float]:
     """Return epsilon and delta of a run of so many rounds; nothing without noise."""
-    privacy = job.channel.privacy
-    if privacy is None or not is_noisy(job):
+    privacy = noisy(job)
+    if privacy is None:
         return {}
     blocks = ledger.blocks(job.key, rounds)
     participants, present = privacy.participants, None
@@ -91,13 +93,10 @@ class NoiseForecast(NamedTuple):
 
 def noise_forecast(job: Job, rounds: int) -> NoiseForecast | None:
     """Say before a run what its noise will leave; None without noise."""
-    privacy = job.channel.privacy
-    if privacy is None or not is_noisy(job):
+    privacy = noisy(job)
+    if privacy is None:
         return None
-    shapes = (
-        Link(job, phase, where, None).reply_shape()
-        for where, phase in job.every_phase().items()
-    )
+    shapes = [link.like for link in links_of(job).values()]
     size = max(block.size for tree in shapes for block in vector_shapes(tree))
     exchanges = int((Ledger(job).blocks(job.key, rounds) > 0).sum())
     each = privacy.participants / (float(privacy.noise) * math.sqrt(size))
@@ -130,8 +129,8 @@ IN_THE_CLEAR = Release(0.0, 1, 1, 1, 0.0)
 
 def release_of(job: Job, blocks: int, shares: int) -> Release:
     """Return what a reply of a job is, in a sum with so many shares of noise."""
-    privacy = job.channel.privacy
-    if privacy is None or not is_noisy(job):
+    privacy = noisy(job)
+    if privacy is None:
         return IN_THE_CLEAR
     seen = shares if _adds_up(job) else 1
     noise, participants = float(privacy.noise), privacy.participants
@@ -157,8 +156,8 @@ def privacy_of_releases(
     They are counted by the blocks of a reply and by the shares of noise in the sum. An
     exchange that was made again is one release more: its noise is another one.
     """
-    privacy = job.channel.privacy
-    if privacy is None or not is_noisy(job):
+    privacy = noisy(job)
+    if privacy is None:
         return {}
     counted: Counter[Release] = Counter()
     for (blocks, shares), times in releases.items():

@@ -68,13 +68,8 @@ def _keeps_all_busy(job: Job) -> bool:
 def _is_known_thin(job: Job) -> bool:
     """Say what `_is_thin` says, from disk if an equal job has been looked at."""
     name = name_of(_is_thin, job)
-    kept = None if name is None else stored_traces.read(name)
-    if kept is not None:
-        return kept == b"thin"
-    found = _is_thin(job)
-    if name is not None:
-        stored_traces.write(name, b"thin" if found else b"wide")
-    return found
+    kept = stored_traces.kept(name, lambda: b"thin" if _is_thin(job) else b"wide")
+    return kept == b"thin"
 
 
 def _is_thin(job: Job) -> bool:

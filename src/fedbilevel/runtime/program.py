@@ -15,21 +15,23 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
-from fedbilevel import _tree
 from fedbilevel._types import Key, Keys
 from fedbilevel.algorithms import AbstractAlgorithm, Phase
 from fedbilevel.problem.every_client import mean_of_clients, weight_of_client
+from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import attendance
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.exchange import (
     Link,
+    asked_clients,
+    attendance,
     client_measurement,
     combine_measurements,
     for_place,
     server_turn,
     start_kept,
+    start_state,
 )
 from fedbilevel.runtime.job import ABSENT, Job, Kept, State, is_renewed
 from fedbilevel.runtime.layout import Layout
@@ -39,14 +41,9 @@ from fedbilevel.startup.random_bits import written_out
 
 CAPACITY = 512  # rows of measurements one call can return
 NOBODY = jnp.iinfo(jnp.int32).max
-
-
-class Failure(eqx.Module):
-    """The first reply that was not finite; client NOBODY where there was none."""
-
-    round: Int[Array, "..."]
-    phase: Int[Array, "..."]
-    client: Int[Array, "..."]
+# Round, phase and client of the first reply that was not finite; NOBODY where there was
+# none.
+Failure = Int[Array, "... 3"]
 
 
 class Progress(eqx.Module):
@@ -81,22 +78,16 @@ def measure(fixed: tuple[Layout, Job], varying: Varying, state: State):
     return _on_devices(_measured, fixed, varying, state, None)
 
 
-def result_like(
-    function: Callable, varying: Varying, state: State, span: Span | None = None
-) -> Any:
+def result_like(state: State, span: Span | None = None) -> Any:
     """Return what has modules where the result of one of these functions has them."""
-    failure = jax.eval_shape(_no_failure)
-    if function is measure:
-        return state, 0
-    return (state, failure if span is None else (0, 0, failure, span.track, 0))
+    return state, 0 if span is None else (0, 0, 0, span.track, 0)
 
 
 def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
     """Mark the clients asked at least once in a round, or in the setup."""
 
     def visit(asked: Array, phase: Phase, number: int, turn: Array | int) -> Array:
-        who = (job.clients, job.cohort(phase))
-        return asked.at[keys.draw_cohort(job.key, stage, number, turn, *who)].set(True)
+        return asked.at[asked_clients(job, phase, (stage, number), turn)].set(True)
 
     nobody = jnp.zeros(job.clients, bool)
     return run_phases(job, stage, index, nobody, visit, compiled_loop)
@@ -104,7 +95,7 @@ def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
 
 def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
     layout, job = fixed
-    data, rest = job.data, eqx.tree_at(lambda one: one.data, job, None)
+    data, rest = job.data, replace(job, data=None)
     arrays, static = eqx.partition((rest, varying, span), eqx.is_array)
 
     def body(arrays: Any, data: Any, state: State):
@@ -113,13 +104,8 @@ def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any
         def on_runs(of_run: Callable, *carried: Any) -> Any:
             def bound(varying: Varying, *carried: Any) -> Any:
                 algorithm, key = varying
-                job = eqx.tree_at(
-                    lambda one: (one.algorithm, one.key, one.data),
-                    rest,
-                    (algorithm, written_out(key), data),
-                    is_leaf=lambda leaf: leaf is None,
-                )
-                return of_run(job, *carried)
+                own = {"algorithm": algorithm, "key": written_out(key), "data": data}
+                return of_run(replace(rest, **own), *carried)
 
             mapped = eqx.filter_vmap(bound) if layout.sweeps else bound
             return mapped(varying, *carried)
@@ -161,14 +147,13 @@ def _all_phases(
 
 
 def _no_failure(runs: tuple[int, ...] = ()) -> Failure:
-    nothing = jnp.full(runs, NOBODY, jnp.int32)
-    return Failure(nothing, nothing, nothing)
+    return jnp.full((*runs, 3), NOBODY, jnp.int32)
 
 
 def _first(failure: Failure, index: Array | int, number: int, bad: Array) -> Failure:
-    found = Failure(jnp.asarray(index, jnp.int32), jnp.asarray(number, jnp.int32), bad)
-    fresh = (failure.client == NOBODY) & (bad != NOBODY)
-    return _tree.select(fresh, found, failure)
+    found = jnp.stack([jnp.asarray(one, jnp.int32) for one in (index, number, bad)])
+    fresh = (failure[2] == NOBODY) & (bad != NOBODY)
+    return jnp.where(fresh, found, failure)
 
 
 def _rounds(layout: Layout, on_runs: Runs, state: State, span: Span):
@@ -240,7 +225,7 @@ def _exchange(
 ) -> tuple[State, Array]:
     """Run one exchange; also return the first client whose reply is not finite."""
     count, link = job.cohort(phase), Link.of(job, phase, where)
-    everybody = _asked(layout, job, where, index, count)
+    everybody = asked_clients(job, phase, where, index, layout.at_keys)
     places, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < job.clients, job.data.weights[position], 0)
     all_came = attendance(job, state, where, index, everybody)
@@ -286,16 +271,6 @@ def _share_of_weight(layout: Layout, job: Job, weights: Array) -> Array:
     return layout.total(jnp.sum(weights)) / whole
 
 
-def _asked(
-    layout: Layout, job: Job, where: tuple[int, int], index: Array | int, count: int
-) -> Array:
-    """Return the clients that are asked, in their places."""
-    if count == job.clients:
-        return jnp.arange(count, dtype=jnp.int32)
-    who = (job.clients, count)
-    return keys.draw_cohort(job.key, *where, index, *who, layout.at_keys)
-
-
 def _where(chosen: Array, these: PyTree, others: PyTree) -> PyTree:
     """Choose by the leading axis; leaves without one are the same for all."""
 
@@ -326,10 +301,20 @@ def _place_of(state: State, ids: Array) -> Array:
     return ids if state.places is None else state.places[ids]
 
 
+def measured_at_start(job: Job) -> dict[str, float]:
+    """Return the columns of a run before its first exchange: the same for all seeds."""
+    return {name: float(value) for name, value in _columns_at_start(job).items()}
+
+
+@runs_once
+def _columns_at_start(job: Job) -> dict[str, Array]:
+    alone = Layout(job.clients, job.clients, devices=1, at_once=None)
+    return _measure(alone, job, start_state(job))
+
+
 def _measure(layout: Layout, job: Job, state: State) -> dict[str, Array]:
-    places = jnp.arange(layout.client_places, dtype=jnp.int32)
-    ids = places + layout.device() * layout.client_places
-    position = places if layout.everyone else jnp.minimum(ids, layout.clients - 1)
+    everybody = jnp.arange(layout.clients, dtype=jnp.int32)
+    _, ids, position = _on_this_device(layout, everybody)
     weights = jnp.where(ids < layout.clients, job.data.weights[position], 0)
 
     def of_client(place: Array):

@@ -11,19 +11,9 @@ from jaxtyping import PyTree
 from fedbilevel.algorithms import Phase, every_phase
 from fedbilevel.channels import weighted_mean
 from fedbilevel.errors import ClientStageError, StageError
-from fedbilevel.runtime import keys
-from fedbilevel.runtime.attendance import attendance
+from fedbilevel.runtime import exchange, keys
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
-from fedbilevel.runtime.exchange import (
-    Link,
-    asked_clients,
-    client_measurement,
-    combine_measurements,
-    for_place,
-    server_turn,
-    start_kept,
-)
 from fedbilevel.runtime.job import ABSENT, PRESENT, Job, State, is_renewed
 from fedbilevel.runtime.phase_loop import phases_in_python
 from fedbilevel.runtime.progress import RUNNING, report
@@ -67,65 +57,53 @@ class ReferenceRuntime(Runtime):
     def _exchange(
         self, state: State, phase: Phase, where: tuple[int, int], index: int, shown: int
     ) -> tuple[State, int | None]:
-        job, link = self.job, Link.of(self.job, phase, where)
-        asked = asked_clients(job, phase, where, index)
-        came = self._attendance(state, where, index, asked)
-        ids, everybody = jnp.asarray(asked, jnp.int32), jnp.ones(len(asked), bool)
-        turn = server_turn(job, where, index, ids, everybody)
+        job, link = self.job, exchange.Link.of(self.job, phase, where)
+        ids = exchange.asked_clients(job, phase, where, index)
+        asked, everybody = ids.tolist(), jnp.ones(ids.shape, bool)
+        found = exchange.attendance(job, state, where, index, ids)
+        came = [PRESENT] * len(asked) if found is None else found.tolist()
+        turn = exchange.server_turn(job, where, index, ids, everybody)
         sent = self._stage(phase, "down", shown, None, link.sent, state.server, turn)
-        kept, replies, bad = state.clients, [], []
+        kept, bad = state.clients, []
+        replies: dict[int, PyTree] = {}
         for place, client in enumerate(asked):
-            one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
-            one = start_kept(job) if is_renewed(came[place]) else one
-            mine = keys.client_turn(job.key, where, client, index)
-            arguments = (for_place(sent, place), one, mine, client)
             if came[place] == ABSENT:
-                # A placeholder for an absent client.
-                replies.append(replies[-1] if replies else None)
                 continue
-            one, reply, finite = self._stage(
-                phase, "local", shown, client, link.answer, *arguments
-            )
+            one = jax.tree.map(lambda leaf, k=client: leaf[k], kept)
+            one = exchange.start_kept(job) if is_renewed(came[place]) else one
+            mine = keys.client_turn(job.key, where, client, index)
+            arguments = (exchange.for_place(sent, place), one, mine, client)
+            at = (phase, "local", shown, client)
+            one, replies[place], finite = self._stage(*at, link.answer, *arguments)
             kept = jax.tree.map(
                 lambda leaf, new, k=client: leaf.at[k].set(new), kept, one
             )
-            replies.append(reply)
             if not bool(finite):
                 bad.append(client)
-        somebody = next(reply for reply in replies if reply is not None)
-        filled = [somebody if reply is None else reply for reply in replies]
+        # In the place of an absent client any reply will do: it weighs nothing.
+        somebody = next(iter(replies.values()))
+        filled = [replies.get(place, somebody) for place in range(len(asked))]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
         present = jnp.asarray(came) > ABSENT
         weights = jnp.where(present, job.data.weights[ids], 0)
         reply = link.reduced(stacked, weights)
         share = jnp.sum(weights) / jnp.sum(job.data.weights)
-        turn = server_turn(job, where, index, ids, present, share)
+        turn = exchange.server_turn(job, where, index, ids, present, share)
         arguments = (state.server, reply, turn)
         server = self._stage(phase, "up", shown, None, link.absorb, *arguments)
         exchanges = None if state.exchanges is None else state.exchanges + 1
         return State(server, kept, exchanges), min(bad, default=None)
-
-    def _attendance(
-        self, state: State, where: tuple[int, int], index: int, asked: list[int]
-    ) -> list[int]:
-        """Return how those that are asked attend."""
-        came = attendance(self.job, state, where, index, jnp.asarray(asked))
-        return [PRESENT] * len(asked) if came is None else np.asarray(came).tolist()
 
     def _measure(self, state: State, index: int) -> dict[str, np.ndarray]:
         job, values = self.job, []
         last = every_phase(job.algorithm.phases())[-1]
         for client in range(job.data.clients):
             own = jax.tree.map(lambda leaf, k=client: leaf[k], state.clients.own)
-            arguments = (job, client, state.server, own)
-            values.append(
-                self._stage(
-                    last, "measure", index, client, client_measurement, *arguments
-                )
-            )
+            at = (last, "measure", index, client, exchange.client_measurement)
+            values.append(self._stage(*at, job, client, state.server, own))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
         mean = weighted_mean(stacked, job.data.weights)
-        columns = combine_measurements(job, state.server, mean)
+        columns = exchange.combine_measurements(job, state.server, mean)
         return {name: np.asarray(value) for name, value in columns.items()}
 
     def _stage(

@@ -1,17 +1,24 @@
 """Draws of a run: rows for a sample, and clients for an exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
+from fedbilevel._types import Key
 from fedbilevel.channels import Channel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Data
+from fedbilevel.runtime import keys
 
+Replies = Callable[[int, int, int], int]  # of a phase's number, a turn and its cohort
 _MANY_ROWS, _SOME_ROWS = 1000, 32  # of a client, and of a sample then
+_BLOCK = 1024  # turns whose replies are counted together
 
 
 @dataclass(frozen=True)
@@ -68,3 +75,54 @@ def check_absence(channel: Channel) -> None:
             "does not count. Leave out participation, or clip and noise."
         )
     channel.reduction.check(1)
+
+
+def counted_replies(
+    chances: Array | None, clients: int, stage: int
+) -> Callable[[Key], Replies]:
+    """Return what says how many reply in a stage, by seed; each is drawn once.
+
+    Absent clients receive and compute nothing.
+    """
+    found: dict[tuple[bytes, int, int], np.ndarray] = {}
+
+    def of_seed(key: Key) -> Replies:
+        if chances is None:
+            return lambda number, turn, cohort: cohort
+        seed = np.asarray(jax.random.key_data(key)).tobytes()
+
+        def replies(number: int, turn: int, cohort: int) -> int:
+            block, place = divmod(turn, _BLOCK)
+            here = (seed, number, block)
+            if here not in found:
+                turns = np.arange(_BLOCK, dtype=np.int32) + block * _BLOCK
+                where = (np.int32(stage), np.int32(number))
+                found[here] = np.asarray(
+                    _replies_of_turns(key, chances, where, turns, clients, cohort)
+                )
+            return int(found[here][place])
+
+        return replies
+
+    return of_seed
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _replies_of_turns(
+    key: Key,
+    chances: Float[Array, " clients"],
+    where: tuple[Int[Array, ""], Int[Array, ""]],
+    turns: Int[Array, " turns"],
+    clients: int,
+    cohort: int,
+) -> Int[Array, " turns"]:
+    """Return how many reply in each turn: one program for all phases and seeds."""
+
+    def of_turn(turn: Int[Array, ""]) -> Array:
+        asked = jnp.arange(clients, dtype=jnp.int32)
+        if cohort < clients:
+            asked = keys.draw_cohort(key, *where, turn, clients, cohort)
+        drawn = keys.draw_replies(key, *where, turn, chances, asked)
+        return jnp.sum(drawn.astype(jnp.int32))
+
+    return jax.lax.map(of_turn, turns)

@@ -9,16 +9,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.runtime import program
-from fedbilevel.runtime.compilation import (
-    Asked,
-    MemoryPlan,
-    Program,
-    compiled,
-    held_bytes,
-    limit_of,
-    prepare,
-)
+from fedbilevel.runtime import compilation, program
+from fedbilevel.runtime.compilation import Asked, MemoryPlan, Program
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
@@ -55,44 +47,52 @@ class CompiledRuntime(Runtime):
         """Run the phases before the first round, if there are any."""
         if not self.job.algorithm.setup():
             return state, None
-        return self._setup_program(state)(self._fixed, self._varying, state)
-
-    def _setup_program(self, state: State) -> Program:
-        brief = numbers_of_pass(self.job) <= _BRIEF
-        return self._compile(program.setup, self._varying, state, brief=brief)
+        return self._run(self._asked_setup(state))
 
     def _advanced(self, state: State, span: Span) -> tuple[Advance, program.Failure]:
-        run, arguments = self._rounds(state, span)
-        state, (rows, used, failure, track, done) = run(self._fixed, *arguments)
+        asked = self._asked_rounds(state, span)
+        state, (rows, used, failure, track, done) = self._run(asked)
         count = int(used)
         table = {name: np.asarray(column)[:count] for name, column in rows.items()}
         track = jax.tree.map(np.asarray, track)
         return Advance(state, table, int(done), track), failure
 
-    def _rounds(self, state: State, span: Span) -> tuple[Program, tuple]:
-        arguments = (self._varying, state, placed_span(self.layout, span))
-        return self._compile(program.advance, *arguments), arguments
+    def _asked_setup(self, state: State) -> Asked:
+        brief = numbers_of_pass(self.job) <= _BRIEF
+        return self._asked_for(program.setup, state, brief=brief)
 
-    def _compile(
-        self,
-        function: Any,
-        *arguments: Any,
-        donate: tuple[int, ...] = (1,),
-        brief: bool = False,
-    ) -> Program:
-        return self._compiled(self._asked_for(function, arguments, donate, brief))
+    def _asked_rounds(self, state: State, span: Span) -> Asked:
+        """Ask for some rounds; inside of a program all numbers of a span are arrays."""
 
-    def _compiled(self, asked: Asked) -> Program:
-        run, seconds = compiled(asked)
-        self.compile_seconds += seconds
-        return run
+        def count(value: Any) -> jax.Array:
+            return jax.device_put(np.asarray(value, np.int32))
+
+        names = ("start", "stop", "total", "every", "limits")
+        counts = {name: count(getattr(span, name)) for name in names}
+        whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
+        placed = self.layout.place(whole, PartitionSpec())
+        return self._asked_for(program.advance, state, placed)
 
     def _asked_for(
-        self, function: Any, arguments: tuple, donate: tuple[int, ...], brief=False
+        self,
+        function: Any,
+        state: State,
+        *span: Span,
+        donate: tuple[int, ...] = (1,),
+        brief: bool = False,
     ) -> Asked:
-        like = program.result_like(function, *arguments)
-        how = (self._evaluation, brief, like)
+        arguments = (self._varying, state, *span)
+        how = (self._evaluation, brief, program.result_like(state, *span))
         return Asked(function, self._fixed, arguments, donate, *how)
+
+    def _run(self, asked: Asked) -> Any:
+        """Return the result of a program, compiled if it was not before."""
+        return self._compiled(asked)(asked.fixed, *asked.arguments)
+
+    def _compiled(self, asked: Asked) -> Program:
+        run, seconds = compilation.compiled(asked)
+        self.compile_seconds += seconds
+        return run
 
 
 class SimulatorRuntime(CompiledRuntime):
@@ -113,23 +113,21 @@ class SimulatorRuntime(CompiledRuntime):
 
     def prepare(self, span: Span) -> None:
         """Trace what `advance` will run, and let it compile meanwhile."""
-        state = self._first_state()
-        arguments = (self._varying, state, placed_span(self.layout, span))
-        asked = self._asked_for(program.advance, arguments, (1,))
-        self.compile_seconds += prepare(asked)
+        asked = self._asked_rounds(self._first_state(), span)
+        self.compile_seconds += compilation.prepare(asked)
 
     def memory(self, span: Span) -> MemoryPlan:
         """Return what the program of the rounds takes of each device; run nothing."""
         state, (_, job) = self._first_state(), self._fixed
-        run, _ = self._rounds(state, span)
+        run = self._compiled(self._asked_rounds(state, span))
         total, working = run.bytes_needed()
         return MemoryPlan(
-            frozen=held_bytes(job.problem.frozen),
-            rows=held_bytes((job.data, job.metrics)),
-            state=held_bytes(state),
+            frozen=compilation.held_bytes(job.problem.frozen),
+            rows=compilation.held_bytes((job.data, job.metrics)),
+            state=compilation.held_bytes(state),
             working=working,
             total=total,
-            limit=limit_of(self.layout.mesh().local_devices[0]),
+            limit=compilation.limit_of(self.layout.mesh().local_devices[0]),
         )
 
     def fetch(self, state: State) -> State:
@@ -143,26 +141,15 @@ class SimulatorRuntime(CompiledRuntime):
     def _first_state(self) -> State:
         # As one program: method by method it would be one for every step of theirs.
         asked = Asked(start_state, self.job, (), (), self._evaluation, brief=True)
-        return self.layout.place_state(self._compiled(asked)(self.job))
+        return self.layout.place_state(self._run(asked))
 
 
-def placed_span(layout: Layout, span: Span) -> Any:
-    """Return a span as the compiled program takes it."""
-
-    def count(value: Any) -> jax.Array:
-        return jax.device_put(np.asarray(value, np.int32))
-
-    names = ("start", "stop", "total", "every", "limits")
-    counts = {name: count(getattr(span, name)) for name in names}
-    whole = replace(span, **counts, track=jax.tree.map(jnp.asarray, span.track))
-    return layout.place(whole, PartitionSpec())
-
-
-def first_failure(failure: program.Failure | None) -> Found | None:
+def first_failure(failure: program.Failure | np.ndarray | None) -> Found | None:
     """Return (round, phase, client) of the first failure, if there was one."""
-    if failure is None or int(failure.client) == program.NOBODY:
+    if failure is None or int(failure[2]) == program.NOBODY:
         return None
-    return int(failure.round), int(failure.phase), int(failure.client)
+    index, phase, client = np.asarray(failure).tolist()
+    return index, phase, client
 
 
 def layout_for(job: Job, clients_at_once: int | None, sweeps: bool = False) -> Layout:

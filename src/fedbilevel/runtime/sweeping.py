@@ -18,7 +18,7 @@ from fedbilevel.runtime.contract import Advance, Found, Span, failure
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.runtime.exchange import start_state
 from fedbilevel.runtime.job import Job, State
-from fedbilevel.runtime.simulator import CompiledRuntime, layout_for
+from fedbilevel.runtime.simulator import CompiledRuntime, first_failure, layout_for
 from fedbilevel.runtime.stopping import Stopping, is_measured, spacing
 
 _NOWHERE = (-2, -2, program.NOBODY)  # round, phase and client of no failure
@@ -35,8 +35,7 @@ class SweepRuntime(CompiledRuntime):
     """Runs every (algorithm, seed) of two lists of one length side by side.
 
     The algorithms may differ in their numbers only; an empty list repeats the job's
-    own algorithm, or the seed 0. A run that diverges does not stop the others, unless
-    `first_failure_ends` is set.
+    own algorithm, or the seed 0. A run that diverges does not stop the others.
     """
 
     def __init__(
@@ -46,13 +45,11 @@ class SweepRuntime(CompiledRuntime):
         algorithms: Sequence[AbstractAlgorithm] = (),
         seeds: Sequence[int] = (),
         clients_at_once: int | None = None,
-        first_failure_ends: bool = False,
     ) -> None:
         many, self._roots = _pairs(job, algorithms, seeds)
         self._different = (_stacked(many), jnp.stack(self._roots))
         layout = layout_for(job, clients_at_once, sweeps=True)
         super().__init__(job, layout, self._different)
-        self.first_failure_ends = first_failure_ends
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -81,8 +78,6 @@ class SweepRuntime(CompiledRuntime):
         """Return the state before round 0, after any setup phases."""
         blank = self.blank()
         state, found = self._set_up(self.layout.place_state(blank.state))
-        if found is None:
-            return SweepState(state, blank.failed), None
         return self._after(SweepState(state, blank.failed), found)
 
     def advance(self, state: SweepState, span: Span) -> Advance:
@@ -95,8 +90,8 @@ class SweepRuntime(CompiledRuntime):
         """Compile what `start` and `advance` will run."""
         state = self.layout.place_state(self.blank().state)
         if self.job.algorithm.setup():
-            self._setup_program(state)
-        self._rounds(state, span)
+            self._compiled(self._asked_setup(state))
+        self._compiled(self._asked_rounds(state, span))
 
     def fetch(self, state: SweepState) -> SweepState:
         """Return the state on the host, one entry per run and client."""
@@ -109,19 +104,18 @@ class SweepRuntime(CompiledRuntime):
         return SweepState(inner, jnp.asarray(state.failed))
 
     def _after(
-        self, state: SweepState, found: program.Failure
+        self, state: SweepState, found: program.Failure | None
     ) -> tuple[SweepState, Found | None]:
-        """Note which runs failed; say where, if that ends the sweep."""
-        places = np.stack([found.round, found.phase, found.client], axis=1)
-        earlier = np.asarray(state.failed)
+        """Note which runs failed; say where the first did, if all have."""
+        if found is None:
+            return state, None
+        places, earlier = np.asarray(found), np.asarray(state.failed)
         known = earlier[:, 2:] != program.NOBODY
         fine = places[:, 2:] == program.NOBODY
         failed = np.where(known | fine, earlier, places)
-        bad = np.flatnonzero(failed[:, 2] != program.NOBODY)
         state = SweepState(state.state, jnp.asarray(failed, jnp.int32))
-        if len(bad) and (self.first_failure_ends or len(bad) == len(failed)):
-            return state, _place(failed[bad[0]])
-        return state, None
+        all_did = (failed[:, 2] != program.NOBODY).all()
+        return state, first_failure(failed[0]) if all_did else None
 
 
 def single_outcomes(
@@ -137,8 +131,8 @@ def single_outcomes(
     seconds = {name: took / runs for name, took in outcome.seconds.items()}
     found: list[Outcome | NonFiniteError] = []
     for run in range(runs):
-        place = _place(outcome.state.failed[run])
-        if place[2] != program.NOBODY:
+        place = first_failure(outcome.state.failed[run])
+        if place is not None:
             error = failure(runtime.job, place)
             error.add_note(f"This happened in run {run} of the sweep, counted from 0.")
             found.append(error)
@@ -156,12 +150,6 @@ def single_outcomes(
             ended = stopping.why(int(track.reason[run]), last, rounds)
         found.append(Outcome(state, columns, seconds, ended))
     return found
-
-
-def _place(numbers: np.ndarray) -> Found:
-    """Return round, phase and client of a failure."""
-    index, phase, client = (int(number) for number in numbers)
-    return index, phase, client
 
 
 def _pairs(

@@ -71,10 +71,7 @@ class _Walk:
                 found.update(own)
                 continue
             inputs = [partial(_value, jaxpr, given, atom) for atom in equation.invars]
-            part = self._inside(equation, inputs)
-            if equation.primitive.name == "while":
-                self.bounds.update(dict.fromkeys(part, "at least"))
-            found.update(part)
+            found.update(self._inside(equation, inputs))
         return found
 
     def _inside(self, equation: Any, inputs: list[_Given]) -> Counter[str]:
@@ -87,23 +84,19 @@ class _Walk:
             fixed = _fixed_inputs(equation.params)
             inputs = inputs[:fixed] + [_unknown] * (len(inputs) - fixed)
         name = str(equation.params.get("name"))
-        if name.startswith(AT_MOST):
-            return self._limited(int(name.removeprefix(AT_MOST)), inner)
+        limited = name.startswith(AT_MOST)  # a loop of so many steps or fewer
         found: Counter[str] = Counter()
         for one in inner:
-            alike = len(one.invars) == len(inputs) and kind != "while"
+            alike = len(one.invars) == len(inputs) and kind != "while" and not limited
             known = inputs if alike else [_unknown] * len(one.invars)
             found.update(self.count(one, known))
         length = equation.params.get("length", 1)
+        if limited or kind == "while":
+            bound = "at most" if limited else "at least"
+            self.bounds.update(dict.fromkeys(found, bound))
+        if limited:
+            length = int(name.removeprefix(AT_MOST))
         return Counter({name: length * number for name, number in found.items()})
-
-    def _limited(self, most: int, inner: list[Any]) -> Counter[str]:
-        """Return the calls of a loop of so many steps or fewer."""
-        found: Counter[str] = Counter()
-        for one in inner:
-            found.update(self.count(one, [_unknown] * len(one.invars)))
-        self.bounds.update(dict.fromkeys(found, "at most"))
-        return Counter({name: most * number for name, number in found.items()})
 
     def _taken(self, branches: list[Counter[str]], choice: _Given) -> Counter[str]:
         """Return the calls of the branch that is taken, or the most of any."""

@@ -84,11 +84,21 @@ def write(name: str, content: bytes) -> None:
             old.unlink(missing_ok=True)
 
 
+def kept(name: str | None, make: Callable[[], bytes]) -> bytes:
+    """Return what is kept under a name, or make and keep it; without one, make it."""
+    found = None if name is None else read(name)
+    if found is None:
+        found = make()
+        if name is not None:
+            write(name, found)
+    return found
+
+
 def exported(function: Callable, name: str, arrays: tuple) -> Exported:
     """Return a traced program of lists, from disk if it is there."""
-    kept = read(name)
-    if kept is not None:
-        return jax.export.deserialize(bytearray(kept))
+    stored = read(name)
+    if stored is not None:
+        return jax.export.deserialize(bytearray(stored))
 
     def on_lists(*inputs: Any) -> Any:
         return as_lists(function(*from_lists(inputs, arrays)))

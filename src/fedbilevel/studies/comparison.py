@@ -31,10 +31,10 @@ from fedbilevel.errors import (
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Job, Sampling, Stopping, SweepRuntime, Watch
-from fedbilevel.runtime.beginning import measured_at_start
 from fedbilevel.runtime.compilation import in_background
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
+from fedbilevel.runtime.program import measured_at_start
 from fedbilevel.saved import read_saved
 from fedbilevel.studies.budgets import SECONDS, UNITS, lengths_of, together
 from fedbilevel.studies.presented import Presented

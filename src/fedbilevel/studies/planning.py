@@ -17,10 +17,10 @@ from fedbilevel.runtime import Job, Sampling, SimulatorRuntime, execute
 from fedbilevel.studies.calibration import calibrate
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import parameters_of, theorem_for
-from fedbilevel.theory.conditions import conditions, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
 from fedbilevel.theory.estimation import Estimate, estimate_inputs
 from fedbilevel.theory.plan import Plan, practical_plan, theory_plan
+from fedbilevel.theory.theorems import conditions, largest_steps
 
 PRESETS = ("theory", "practical")
 _NAMES = dict(l0="L0", l1="L1", l21="L21", l22="L22", mu="mu", sigma="sigma")

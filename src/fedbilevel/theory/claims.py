@@ -18,8 +18,8 @@ from fedbilevel.algorithms.nested.fednest import FedNest
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.schedules import Constant, Schedule, parse_schedule
-from fedbilevel.theory.conditions import Parameters
 from fedbilevel.theory.plan import Plan
+from fedbilevel.theory.theorems import Parameters
 
 
 @dataclass(frozen=True)

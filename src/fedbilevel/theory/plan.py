@@ -22,12 +22,12 @@ is below 1.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.theory.conditions import Parameters, largest_steps
 from fedbilevel.theory.constants import Constants, Inputs
-from fedbilevel.theory.rates import bound, dominating
+from fedbilevel.theory.theorems import Parameters, bound, dominating, largest_steps
 
 _THEOREMS = (1, 2, 3)
 _MOST_ITERATIONS = 1e30
@@ -119,10 +119,7 @@ def theory_plan(
     `sizes` are dx and dy, `start` is (Phi(x_0) - min Phi, ||y_0 - y*(x_0)||^2).
     """
     rate = theta or 0.5 / inputs.l1
-
-    def at(T: float) -> tuple[Constants, Parameters, dict[str, float]]:
-        return balanced(theorem, inputs, clients, T, start, rate)
-
+    at = partial(balanced, theorem, inputs, clients, start=start, theta=rate)
     T = _given_or_least(iterations, target, lambda T: sum(at(T)[2].values()))
     c, s, terms = at(T)
     literal = f"theorem3:{float(c.l_hat)!r}:{float(c.l_phi)!r}"

@@ -158,7 +158,7 @@ class FederationRuntime(Runtime):
         """Make one exchange; also return a client, if all replies were not finite."""
         exchanges, number = self.exchanges, len(state.attendance) + 1
         header = self.roster.header("exchange", round=shown + 1, exchange=number)
-        asked = asked_clients(self.job, phase, where, index)
+        asked = asked_clients(self.job, phase, where, index).tolist()
         question = exchanges.question(header, state.server, where, index, asked)
         began = time.monotonic()
         while True:

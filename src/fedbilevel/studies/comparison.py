@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import COMPARED, TUNING, open_folder
+from fedbilevel._folders import COMPARED, TUNING
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -169,7 +169,7 @@ def compared(
             "a comparison needs at least one algorithm and one seed."
         )
     if keeping is not None:
-        open_folder(Path(keeping.folder), keeping.resume)
+        keeping.opened()
     found = Comparison(setting.headline, equal=equal)
     searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
     searches.limit(setting, contenders)

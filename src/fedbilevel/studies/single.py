@@ -4,7 +4,6 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import is_any
-from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.algorithms.presets import FedBiOControls
@@ -21,7 +19,6 @@ from fedbilevel.errors import DivergedError, InterventionWarning, InvalidInputEr
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
-    Checkpoints,
     Job,
     Ledger,
     OnRound,
@@ -90,21 +87,22 @@ def run(
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
-    method = _guarded(algorithm)
+    default = FedBiOControls(local_steps=5)
+    chosen = default if algorithm is None else require_method(algorithm)
+    # Automatic steps come with the safeguard.
+    method = steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
     job = setting.job(method, seed)
     # Of several processes the first one says it.
     if jax.process_index() == 0 and is_soon_measured(job):
         warn_where_clients_differ(job, method.title)
     recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
-    if keeping is not None:
-        mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
     result = run_job(
         job,
         rounds,
         measure_every=measure_every,
         stopping=stopping,
         runtime=runtime,
-        checkpoints=None if keeping is None else keeping.checkpoints,
+        checkpoints=None if keeping is None else keeping.opened(),
         watch=watch,
         on_round=on_round,
         config={"seed": seed, **recorded},
@@ -132,16 +130,6 @@ def warn_of_events(results: Sequence[Result]) -> None:
         InterventionWarning,
         stacklevel=3,
     )
-
-
-def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
-    """Return the default method, or the given one, guarded if it is not tuned.
-
-    Automatic steps come with the safeguard.
-    """
-    default = FedBiOControls(local_steps=5)
-    chosen = default if algorithm is None else require_method(algorithm)
-    return steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
 
 
 def minimize(
@@ -177,37 +165,36 @@ def run_job(
     job: Job,
     rounds: int,
     *,
-    measure_every: int | None = 1,
-    stopping: Stopping = NEVER,
     runtime: Callable[[Job], Any] = SimulatorRuntime,
-    checkpoints: Checkpoints | None = None,
-    watch: Watch | None = None,
-    on_round: OnRound | None = None,
     task: str = "custom",
     config: dict[str, Any],
+    **driving: Any,
 ) -> Result:
-    """Run a job that was checked; `task` and `config` are recorded as given."""
-    ledger = Ledger(job)
-    privacy_spent(job, ledger, rounds)  # or why not, before it runs
-    made = runtime(job)
-    measure_every = measured_every(job, measure_every, stopping)
-    _begin_compiling(made, rounds, measure_every, stopping)
-    outcome = execute(
-        made,
-        rounds,
-        measure_every=measure_every,
-        stopping=stopping,
-        checkpoints=checkpoints,
-        watch=watch,
-        on_round=on_round,
-    )
-    settings = {
-        "rounds": rounds,
-        "runtime": made.name,
-        "measure_every": measure_every,
-        **config,
-    }
-    return result_of(job, outcome, ledger, task, settings)
+    """Run a job that was checked; `task` and `config` are recorded as given.
+
+    `driving` is what `execute` takes besides.
+    """
+    outcome, ledger, how = executed(runtime(job), rounds, **driving)
+    return result_of(job, outcome, ledger, task, {**how, **config})
+
+
+def executed(
+    runtime: Any,
+    rounds: int,
+    *,
+    measure_every: int | None = 1,
+    stopping: Stopping = NEVER,
+    **driving: Any,
+) -> tuple[Outcome, Ledger, dict[str, Any]]:
+    """Run to the end; return how that was, the costs, and what to record of it."""
+    ledger = Ledger(runtime.job)
+    privacy_spent(runtime.job, ledger, rounds)  # or why not, before it runs
+    every = measured_every(runtime.job, measure_every, stopping)
+    _begin_compiling(runtime, rounds, every, stopping)
+    how = {"measure_every": every, "stopping": stopping}
+    outcome = execute(runtime, rounds, **how, **driving)
+    recorded = {"rounds": rounds, "runtime": runtime.name, "measure_every": every}
+    return outcome, ledger, recorded
 
 
 def measured_every(

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -160,7 +159,7 @@ def tuned(
     if not seeds or (not isinstance(candidates, Search) and not candidates):
         raise InvalidInputError("tuning needs at least one candidate and one seed.")
     if keeping is not None:
-        open_folder(Path(keeping.folder), keeping.resume)
+        keeping.opened()
     lengths = lengths_of(rounds, rungs)
     halving = _Halving(setting, lengths, list(seeds), unit, keeping, watch)
     count = candidates.count if isinstance(candidates, Search) else len(candidates)

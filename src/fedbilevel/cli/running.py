@@ -32,8 +32,7 @@ from fedbilevel.errors import CheckpointError, InvalidInputError
 if TYPE_CHECKING:
     from fedbilevel.experiments import Experiment
     from fedbilevel.experiments.comparison import NamedComparison
-    from fedbilevel.experiments.searching import Tuning
-    from fedbilevel.experiments.tuning import NamedTuned
+    from fedbilevel.experiments.tuning import NamedTuned, Tuning
     from fedbilevel.report import Standing
 
 

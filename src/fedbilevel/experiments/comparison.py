@@ -18,12 +18,11 @@ from fedbilevel.errors import (
     unknown_name,
 )
 from fedbilevel.experiments.built import Built, headline_only
+from fedbilevel.experiments.clients import drawn
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
-from fedbilevel.experiments.participation import drawn
 from fedbilevel.experiments.run_folder import read_json, unlike, write_json
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.tuning import search_of, trials_of
+from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared

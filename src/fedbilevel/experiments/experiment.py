@@ -26,9 +26,13 @@ from fedbilevel.experiments.channels import (
     read_quantile,
     require_signal,
 )
+from fedbilevel.experiments.clients import (
+    drawn,
+    read_participation,
+    read_weights,
+    weighed,
+)
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.experiments.participation import drawn, read_participation
-from fedbilevel.experiments.weights import read_weights, weighed
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,

@@ -30,17 +30,24 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.evaluation import split
-from fedbilevel.experiments.agreement import federated_entry, shared_settings
-from fedbilevel.experiments.blank import blank_of_texts, blank_task
+from fedbilevel.experiments.agreement import (
+    SiteSchema,
+    SiteSteps,
+    federated_entry,
+    shared_settings,
+)
 from fedbilevel.experiments.built import headline_only, leave_files
 from fedbilevel.experiments.channels import require_signal
+from fedbilevel.experiments.clients import agreed as agreed_weights
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
-from fedbilevel.experiments.served_model import check_blank, model_at
-from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.site_steps import SiteSteps
-from fedbilevel.experiments.weights import agreed as agreed_weights
-from fedbilevel.experiments.weights import counted
+from fedbilevel.experiments.served_model import (
+    blank_of_texts,
+    blank_task,
+    check_blank,
+    model_at,
+)
 from fedbilevel.federation import (
     PROTOCOL,
     FederationRuntime,

@@ -18,7 +18,11 @@ import numpy as np
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, DivergedError, InvalidInputError
-from fedbilevel.experiments.agreement import shared_settings
+from fedbilevel.experiments.agreement import (
+    SiteSteps,
+    shared_settings,
+    without_searched,
+)
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.federated import agreed, entry_of, gathered
 from fedbilevel.experiments.run_folder import (
@@ -26,9 +30,7 @@ from fedbilevel.experiments.run_folder import (
     require_same_search,
     write_json,
 )
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.site_steps import SiteSteps, without_searched
-from fedbilevel.experiments.tuning import search_of
+from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of
 from fedbilevel.federation import (
     FederationRuntime,
     Identity,

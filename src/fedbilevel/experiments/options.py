@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
 from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.hypergradient_names import (
-    HYPERGRADIENTS,
-    SERIES,
-    hypergradient_options,
-    named_hypergradient,
+from fedbilevel.hypergradient import (
+    DARTS,
+    SAMA,
+    AbstractHypergradient,
+    ForwardGradient,
+    Neumann,
+    RandomNeumann,
+    Unrolled,
 )
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
@@ -50,8 +52,19 @@ MEANINGS = {
     "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
     **{one.name: one.metadata["meaning"] for one in fields(Neumann)},
 }
-
-
+# Hypergradient estimators besides a method's own series, each with the option that sets
+# each of its fields. They take those of a series: theta is a lower step, or what stands
+# for the inverse Hessian, and q a number of lower steps.
+SERIES = "series"
+HYPERGRADIENTS: Mapping[str, tuple[Any, Mapping[str, str]]] = {
+    "darts": (DARTS, {"gamma": "theta"}),
+    "forward-gradient": (
+        ForwardGradient,
+        {"steps": "q", "step": "theta", "directions": "directions"},
+    ),
+    "sama": (SAMA, {"gamma": "theta"}),
+    "unrolled": (Unrolled, {"steps": "q", "step": "theta"}),
+}
 # Choices that have words of their own.
 _WORDS = {
     "alternating": ("order", {"simultaneous": False, "alternating": True}),
@@ -239,14 +252,25 @@ class _Reader:
             )
 
     def _series(self) -> AbstractHypergradient:
-        chosen = self.options.get("hypergradient", SERIES)
-        if chosen != SERIES:
-            return named_hypergradient(chosen, self.options, self._count, self._number)
+        if self.options.get("hypergradient", SERIES) != SERIES:
+            return self._named_estimator()
         kind: Any = self.entry.rule
         words = {"random": RandomNeumann, "full": Neumann}
         if kind is RandomNeumann and "length" in self.options:
             kind = self._word("length", words, "length")
         return kind(self._count("q"), self._number("theta"))
+
+    def _named_estimator(self) -> AbstractHypergradient:
+        known = {SERIES: None, **HYPERGRADIENTS}
+        kind, letters = self._word("hypergradient", known, "value of hypergradient")
+        counts = {one.name for one in fields(kind) if one.type is int}
+        return kind(
+            **{
+                name: self._count(option) if name in counts else self._number(option)
+                for name, option in letters.items()
+                if option in self.options or option in ("q", "theta")
+            }
+        )
 
     def _value(self, letter: str, one: Field) -> Any:
         if one.type is int:
@@ -342,7 +366,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type is AbstractHypergradient:
-            written |= hypergradient_options(value, _number_text) or {}
+            written |= _estimator_options(value)
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
@@ -352,6 +376,19 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
         elif value is not None:
             written[letter] = _number_text(value)
     return written
+
+
+def _estimator_options(value: AbstractHypergradient) -> dict[str, str]:
+    """Return what builds an estimator again; nothing if it has no name."""
+    for name, (kind, letters) in HYPERGRADIENTS.items():
+        if type(value) is kind:
+            held = {o: getattr(value, field) for field, o in letters.items()}
+            texts = {
+                o: str(v) if isinstance(v, int) else _number_text(v)
+                for o, v in held.items()
+            }
+            return {"hypergradient": name, **texts}
+    return {}
 
 
 def _number_text(value: Any) -> str:

@@ -19,19 +19,20 @@ from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.evaluation import NUMBERS
 from fedbilevel.experiments.agreement import (
+    SiteSchema,
+    SiteSteps,
     federated_entry,
     local_options,
     meaning,
     shared_settings,
+    without_searched,
 )
-from fedbilevel.experiments.blank import alone_of, blank_task
 from fedbilevel.experiments.built import model_of_levels, weighing
+from fedbilevel.experiments.clients import agreed, counted
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.model_quality import reported_quality
-from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.site_steps import SiteSteps, without_searched
+from fedbilevel.experiments.served_model import alone_of, blank_task
 from fedbilevel.experiments.tuning import search_of
-from fedbilevel.experiments.weights import agreed, counted, decided, rows_of
 from fedbilevel.federation import (
     Fingerprints,
     Site,
@@ -222,23 +223,6 @@ def _task(
     if trial:
         task = _share(task, client)
     return _weighed(task, experiment, client, clients), values
-
-
-def sized_here(experiment: Experiment) -> Experiment:
-    """Return an experiment of a trial with as many sites as its data name, or 4."""
-    if experiment.clients is not None:
-        return experiment
-    task = replace(experiment, weights="task").build_task()[0]
-    return replace(experiment, clients=task.data.clients if task.names else 4)
-
-
-def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
-    """Return an experiment of a trial with what sites count, and how to say it."""
-    rows = None
-    if experiment.weights in (None, "rows"):
-        rows = rows_of(replace(experiment, weights="task").build_task()[0])
-    weights, words = decided(experiment, rows, experiment.sites)
-    return replace(experiment, weights=weights or agreed(experiment)), words
 
 
 def _share(task: Task, client: int) -> Task:

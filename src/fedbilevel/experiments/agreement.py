@@ -19,6 +19,7 @@ from fedbilevel.algorithms import Entry
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments.clients import agreed, decided, rows_of
 from fedbilevel.experiments.experiment import Experiment
+from fedbilevel.experiments.run_folder import unlike
 from fedbilevel.experiments.tuning import is_searched
 from fedbilevel.federation.foreign import is_plain
 from fedbilevel.federation.refusals import RefusedError
@@ -100,6 +101,18 @@ def meaning(task: Task, prepared: bool) -> dict[str, Any]:
     made = task.preparation if prepared else None
     known = {"classes": task.classes}
     return known if made is None else {**known, "preparation": made.to_json()}
+
+
+def require_alike(
+    one: tuple[str, Mapping[str, str]], other: tuple[str, Mapping[str, str]], all_: str
+) -> None:
+    """Raise where two sides have other models, or other tokenizers, by fingerprints."""
+    (who, found), (whom, held) = one, other
+    for name in sorted(unlike(held, found)):
+        raise InvalidInputError(
+            f"the {name} of {who} is not that of {whom}: their fingerprints are "
+            f"{found.get(name)} and {held.get(name)}. Copy the same files to {all_}."
+        )
 
 
 def sized_here(experiment: Experiment) -> Experiment:

@@ -5,7 +5,6 @@ first values, and builds the algorithm from that; both sides compare fingerprint
 settings and of the algorithm before anything is computed.
 """
 
-import functools
 import json
 import secrets
 from collections import OrderedDict
@@ -34,6 +33,7 @@ from fedbilevel.experiments.agreement import (
     SiteSchema,
     SiteSteps,
     federated_entry,
+    require_alike,
     shared_settings,
 )
 from fedbilevel.experiments.built import headline_only, leave_files
@@ -66,7 +66,6 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
-    Ledger,
     OnRound,
     Outcome,
     Sampling,
@@ -75,9 +74,8 @@ from fedbilevel.runtime import (
     execute,
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED
-from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.traced_calls import SAMPLES
-from fedbilevel.studies.single import result_of
+from fedbilevel.studies.single import Ran, executed, result_of
 
 ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
@@ -118,17 +116,20 @@ def serve(
     job, sites = agreed(experiment, roster)
     if blank is not None:
         check_blank(blank, sites, job)
-    left_out = functools.partial(_note, folder / LEFT_OUT)
+
+    def left_out(entry: dict[str, Any]) -> None:
+        with (folder / LEFT_OUT).open("a") as file:  # restarts add to it
+            file.write(json.dumps(entry) + "\n")
+
     releases, metrics = ServerReleases(folder / RELEASES), tuple(sites.metrics)
     runtime = FederationRuntime(
         job, roster, metrics, left_out, sites.concludes, releases, made
     )
     stopping = experiment.stopping(sites.headline)
     runtime.check(stopping)
-    rounds, ledger = experiment.sizes(sites.recommended)["rounds"], Ledger(job)
-    privacy_spent(job, ledger, rounds)  # or why not, before it runs
+    rounds = experiment.sizes(sites.recommended)["rounds"]
     require_signal(experiment, job, rounds, report)
-    outcome = execute(
+    ran = executed(
         runtime,
         rounds,
         measure_every=experiment.measure_every or 1,
@@ -138,11 +139,13 @@ def serve(
         on_round=on_round,
     )
     counts = preparation.sites if preparation is not None else ()
-    result = _result(experiment, sites, outcome, runtime, ledger, counts)
-    result = replace(result, config={**result.config, "data": _held(counts, words)})
+    result = _result(experiment, sites, runtime, ran, counts)
+    held = [{"name": f"client {k}", "rows": rows} for k, rows in enumerate(counts)]
+    data = {"sites": held, "remarks": [words]}
+    result = replace(result, config={**result.config, "data": data})
     if blank is not None:
         result = replace(result, model=model_at(blank, result, sites.task))
-    write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
+    write_arrays(folder / ATTENDANCE, {"attendance": ran.outcome.state.attendance})
     if steps is not None:
         experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
@@ -220,7 +223,11 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
     for client, member in sorted(roster.members.items()):
-        _check_alike(first, facts, client, member.facts)
+        require_alike(
+            (f"client {client}", member.facts.get("alike", {})),
+            (f"client {first}", facts.get("alike", {})),
+            "all sites",
+        )
         apart = _differences(roster.members[first], member)
         apart -= {"rounds"} if experiment.rounds else set()
         if apart:
@@ -249,19 +256,6 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
         weights=roster.weights,
     )
     return job, sites
-
-
-def _check_alike(
-    first: int, facts: Mapping[str, Any], client: int, others: Mapping[str, Any]
-) -> None:
-    """Raise where a site has another model than the first, or another tokenizer."""
-    held, found = facts.get("alike", {}), others.get("alike", {})
-    for name in sorted(unlike(held, found)):
-        raise InvalidInputError(
-            f"the {name} of client {client} is not that of client {first}: their "
-            f"fingerprints are {found.get(name)} and {held.get(name)}. Copy the same "
-            "files to all sites."
-        )
 
 
 def entry_of(experiment: Experiment, named: str) -> Entry:
@@ -294,42 +288,33 @@ def _differences(one: Member, other: Member) -> set[str]:
 def _result(
     experiment: Experiment,
     sites: SiteSchema,
-    outcome: Outcome,
     runtime: FederationRuntime,
-    ledger: Ledger,
+    ran: Ran,
     counts: Sequence[int],
 ) -> Result:
     """Return the result with the fields of a simulated one."""
-    sizes, state = experiment.sizes(sites.recommended), outcome.state
-    settings = {
-        "rounds": sizes["rounds"],
-        "runtime": runtime.name,
-        "measure_every": experiment.measure_every or 1,
-        "local_steps": sizes["local_steps"],
+    job, state = runtime.job, ran.outcome.state
+    config = {
+        "local_steps": experiment.sizes(sites.recommended)["local_steps"],
         "task": sites.task,
         "headline": sites.headline,
         "seed": experiment.seed,
         **experiment.channel_settings(),
     }
-    job = runtime.job
-    spent = runtime.privacy_spent()
-    result = result_of(job, outcome, ledger, experiment.label, settings, spent)
+    result = result_of(job, ran, experiment.label, config, runtime.privacy_spent())
     shown = result.point if sites.shows_point else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     # Only now it is known that the run has ended.
     concluded, quality = split(
-        runtime.conclude(state, int(outcome.columns["round"][-1])), counts
+        runtime.conclude(state, int(ran.outcome.columns["round"][-1])), counts
     )
     own = {**result.final, **point}
     return replace(
         result,
         algorithm=entry_of(experiment, sites.algorithm).name,
         levels=None,  # the server knows names of leaves, and no structure
-        final={
-            **own,
-            **together(list(concluded.values())),
-            **own,
-        },  # sites cannot overwrite the server's values
+        # Sites cannot overwrite the server's values.
+        final={**own, **together(list(concluded.values())), **own},
         counts=_served_counts(job, result.counts, state.traffic),
         quality=quality,
         events=[*result.events, *quality.get("warnings", ())],
@@ -349,18 +334,6 @@ def _served_counts(
     if None in (job.upper_batch, job.lower_batch) or job.algorithm.sends_hessian:
         bounds |= dict.fromkeys(SAMPLES, "at least")
     return {**counts, **({"bounds": bounds} if bounds else {}), "wire": wire}
-
-
-def _held(counts: Sequence[int], words: str) -> dict[str, Any]:
-    """Return what is known of the rows of sites, for a report."""
-    sites = [{"name": f"client {k}", "rows": rows} for k, rows in enumerate(counts)]
-    return {"sites": sites, "remarks": [words]}
-
-
-def _note(path: Path, entry: dict[str, Any]) -> None:
-    """Write down a reply that was not taken; restarts add to the file."""
-    with path.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
 
 
 def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:

@@ -15,7 +15,7 @@ import numpy as np
 from fedbilevel._table_choices import FLAGS
 from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.agreement import SiteSchema, meaning
+from fedbilevel.experiments.agreement import SiteSchema, meaning, require_alike
 from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.federation import settings_fingerprint
@@ -94,17 +94,10 @@ def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
     """
     if task.alike is not None:
         own, theirs = task.alike(task), sites.alike or {}
-        for name in sorted(one for one in own if own[one] != theirs.get(one)):
-            raise InvalidInputError(
-                f"the {name} of the sites is not that of the server: their "
-                f"fingerprints are {theirs.get(name)} and {own[name]}. Copy the same "
-                "files to the server and to all sites."
-            )
-    else:
-        _check_prepared(task, sites, job)
-
-
-def _check_prepared(task: Task, sites: SiteSchema, job: Job) -> None:
+        known = {name: theirs[name] for name in own if name in theirs}
+        everyone = "the server and to all sites"
+        require_alike(("the sites", known), ("the server", own), everyone)
+        return
     if sites.classes != settings_fingerprint(meaning(task, prepared=True)):
         own = sites.classes == settings_fingerprint(meaning(task, prepared=False))
         how = "each by its own rows" if own else "by another file, or for other classes"

@@ -1,7 +1,6 @@
 """A site of a named experiment: the rows of one client, and what it reports of them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from fedbilevel.experiments.agreement import (
     without_searched,
 )
 from fedbilevel.experiments.built import model_of_levels, weighing
-from fedbilevel.experiments.clients import agreed, counted
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.model_quality import reported_quality
 from fedbilevel.experiments.served_model import alone_of, blank_task
@@ -91,19 +90,27 @@ def build_site(
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
         )
-    made = None if trial else _preparation(experiment)
+    place = None if trial else experiment.options.get("preparation")
+    made = read_preparation(place) if place else None
     experiment, _ = counted(experiment, made)
+    chosen = experiment.weights
+    weights = as_weights(chosen if isinstance(chosen, tuple) else None, clients)
     settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
     if tune:
         experiment.require_tunable()
         experiment = without_searched(experiment)
-    task, values = _task(experiment, client, clients, trial)
+    task, values = _task(experiment, client, trial)
+    task = weighing(task, [float(weights[client])])
     if made is not None:
         task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
-    with _known_as(client, task.names[0] if trial and task.names else ""):
+    try:
         job = _job(experiment, task, entry, clients)
+    except AtClientError as error:
+        # Alone, it is client 0.
+        name = task.names[0] if trial and task.names else ""
+        raise error.at(name, client) from error.__cause__
     if not trial:
         _check_rows(job)
     schema = _schema(task, job, algorithms.identity(named), values, experiment)
@@ -122,7 +129,7 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
-        largest_weight=float(_weights(experiment, clients).max()),
+        largest_weight=float(weights.max()),
         follow=_following(asked, task, entry, job, client) if tune else None,
         source=None if trial else _source(experiment),
     )
@@ -201,28 +208,27 @@ def _following(
     return follow
 
 
-@contextmanager
-def _known_as(client: int, name: str) -> Iterator[None]:
-    """Give this client its number, and its name, in an error: alone, it is client 0."""
-    try:
-        yield
-    except AtClientError as error:
-        raise error.at(name, client) from error.__cause__
-
-
 def _task(
-    experiment: Experiment, client: int, clients: int, trial: bool
+    experiment: Experiment, client: int, trial: bool
 ) -> tuple[Task, dict[str, Any]]:
     """Build the task of one client: of its own rows, or of its share of all."""
     alone = experiment if trial else alone_of(experiment)
     task, values, _ = replace(alone, weights="task").build_task()
-    if trial and task.data.clients != clients:
+    known = task.data.clients
+    if trial and known != experiment.sites:
         raise InvalidInputError(
-            f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
+            f"task '{experiment.label}' has {known} clients, not {experiment.sites}."
         )
-    if trial:
-        task = _share(task, client)
-    return _weighed(task, experiment, client, clients), values
+    task = _share(task, client) if trial else task
+    own = float(task.data.weights[0])
+    if experiment.weights == "task" and own != 1:
+        # Without one it weighs 1: the server would not know of another.
+        raise InvalidInputError(
+            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
+            "in a federation the operator of the server decides what clients count. "
+            "Give --weights, on the server and at all sites alike."
+        )
+    return task, values
 
 
 def _share(task: Task, client: int) -> Task:
@@ -234,12 +240,6 @@ def _share(task: Task, client: int) -> Task:
         mine = (dealt if tested.site is None else tested.site) == client
         tested = Tested(tested.features[mine], tested.label[mine], None)
     return replace(task, data=data, tested=tested, names=task.names[own])
-
-
-def _preparation(experiment: Experiment) -> Preparation | None:
-    """Return how all sites prepare their columns, where there is a file of it."""
-    place = experiment.options.get("preparation")
-    return read_preparation(place) if place else None
 
 
 def _as_prepared(
@@ -262,27 +262,6 @@ def _as_prepared(
         )
     known = blank_task(experiment, made)
     return replace(task, recommended=known.recommended, algorithm=known.algorithm)
-
-
-def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:
-    """Give a client the weight that the settings say, which all sides compare.
-
-    Without one a client weighs 1: the server would not know of another.
-    """
-    own = float(task.data.weights[0])
-    if agreed(experiment) == "task" and own != 1:
-        raise InvalidInputError(
-            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
-            "in a federation the operator of the server decides what clients count. "
-            "Give --weights, on the server and at all sites alike."
-        )
-    return weighing(task, [float(_weights(experiment, clients)[client])])
-
-
-def _weights(experiment: Experiment, clients: int) -> Any:
-    """Return the weights that were agreed on; all are 1 if none was."""
-    chosen = agreed(experiment)
-    return as_weights(None if isinstance(chosen, str) else chosen, clients)
 
 
 def _schema(

@@ -87,16 +87,17 @@ def swept(
     """
     algorithms = [steadied(one) for one in algorithms]
     runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
-    outcome, ledger, how = executed(runtime, rounds, stopping=stopping, **driving)
-    found = single_outcomes(runtime, outcome, stopping, rounds, how["measure_every"])
+    ran = executed(runtime, rounds, stopping=stopping, **driving)
+    every = ran.recorded["measure_every"]
+    found = single_outcomes(runtime, ran.outcome, stopping, rounds, every)
     many = algorithms or [job.algorithm] * len(seeds)
     results = []
     for one, algorithm, seed in zip(found, many, seeds, strict=True):
         if isinstance(one, Outcome):
             own = replace(job, algorithm=algorithm, key=jr.key(seed))
-            settings = {**how, **config, "seed": seed}
+            alone, settings = ran._replace(outcome=one), {**config, "seed": seed}
             try:
-                one = result_of(own, one, ledger, task, settings)
+                one = result_of(own, alone, task, settings)
             except DivergedError as error:
                 one = error
         results.append(one)

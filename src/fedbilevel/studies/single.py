@@ -4,7 +4,7 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -174,8 +174,15 @@ def run_job(
 
     `driving` is what `execute` takes besides.
     """
-    outcome, ledger, how = executed(runtime(job), rounds, **driving)
-    return result_of(job, outcome, ledger, task, {**how, **config})
+    return result_of(job, executed(runtime(job), rounds, **driving), task, config)
+
+
+class Ran(NamedTuple):
+    """How a run went: its outcome, its costs, and what is recorded of it."""
+
+    outcome: Outcome
+    ledger: Ledger
+    recorded: dict[str, Any]
 
 
 def executed(
@@ -185,8 +192,8 @@ def executed(
     measure_every: int | None = 1,
     stopping: Stopping = NEVER,
     **driving: Any,
-) -> tuple[Outcome, Ledger, dict[str, Any]]:
-    """Run to the end; return how that was, the costs, and what to record of it."""
+) -> Ran:
+    """Run to the end; `driving` is what `execute` takes besides."""
     ledger = Ledger(runtime.job)
     privacy_spent(runtime.job, ledger, rounds)  # or why not, before it runs
     every = measured_every(runtime.job, measure_every, stopping)
@@ -194,7 +201,7 @@ def executed(
     how = {"measure_every": every, "stopping": stopping}
     outcome = execute(runtime, rounds, **how, **driving)
     recorded = {"rounds": rounds, "runtime": runtime.name, "measure_every": every}
-    return outcome, ledger, recorded
+    return Ran(outcome, ledger, recorded)
 
 
 def measured_every(
@@ -223,17 +230,17 @@ def _begin_compiling(
 
 def result_of(
     job: Job,
-    outcome: Outcome,
-    ledger: Ledger,
+    ran: Ran,
     task: str,
-    settings: dict[str, Any],
+    config: dict[str, Any],
     spent: dict[str, float] | None = None,
 ) -> Result:
     """Put together what a run leaves behind.
 
     `spent` is the privacy it took, where that was counted during the run.
     """
-    algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
+    outcome, ledger, algorithm = ran.outcome, ran.ledger, job.algorithm
+    rounds = int(outcome.columns["round"][-1])
     costs = ledger.cumulative(job.key, rounds)
     measured = outcome.columns["round"] - 1
     last = algorithm.point(outcome.state.joined())
@@ -246,7 +253,8 @@ def result_of(
         **({} if job.chances is None else {"participation": _chances(job)}),
         "batch": job.upper_batch,
         "precision": str(jax.tree.leaves(job.x)[0].dtype),
-        **settings,
+        **ran.recorded,
+        **config,
         "parameters": algorithm.parameters(),
     }
     return Result(

@@ -18,14 +18,8 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry, quantile_clipped, st
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.experiments import channels
 from fedbilevel.experiments.built import Built, headline_only
-from fedbilevel.experiments.channels import (
-    CHANNEL,
-    as_clip,
-    channel_of,
-    read_quantile,
-    require_signal,
-)
 from fedbilevel.experiments.clients import (
     drawn,
     read_participation,
@@ -77,7 +71,7 @@ class Experiment(Settings):
         object.__setattr__(self, "weights", read_weights(self.weights))
         # From a file or a message they come as a list.
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
-        object.__setattr__(self, "clip", as_clip(self.clip))
+        object.__setattr__(self, "clip", channels.as_clip(self.clip))
         chances = read_participation(self.participation)
         object.__setattr__(self, "participation", chances)
         object.__setattr__(self, "task", tasks.as_name(self.task))
@@ -140,7 +134,7 @@ class Experiment(Settings):
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
         about("checking", _cohort(job))
-        require_signal(self, job, made.rounds, say)
+        channels.require_signal(self, job, made.rounds, say)
         checkpoints = None
         if folder is not None:
             folder = Path(folder)
@@ -249,12 +243,12 @@ class Experiment(Settings):
 
     def channel(self) -> Channel:
         """Return what replies go through."""
-        return channel_of(self)
+        return channels.channel_of(self)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
         defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        names = (*CHANNEL, "delta") if self.noise else CHANNEL
+        names = (*channels.CHANNEL, "delta") if self.noise else channels.CHANNEL
         values = {name: getattr(self, name) for name in names}
         return {
             name: value
@@ -336,7 +330,7 @@ class Experiment(Settings):
         built = algorithm_from(entry, settings, clients, steps)
         for text in self.wrappers:
             built = algorithms.read_wrapper(text)(built)
-        quantile = read_quantile(self.clip)
+        quantile = channels.read_quantile(self.clip)
         if quantile is not None:
             built = quantile_clipped(built, quantile)
         return steadied(built, self._measures)
@@ -347,7 +341,7 @@ class Experiment(Settings):
 
         A bound that follows the changes hides nothing.
         """
-        hidden = self.clip is not None and read_quantile(self.clip) is None
+        hidden = self.clip is not None and channels.read_quantile(self.clip) is None
         return self.safeguard and not hidden and not self.noise
 
     def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:

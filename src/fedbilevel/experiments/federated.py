@@ -16,13 +16,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from fedbilevel import algorithms
-from fedbilevel._files import (
-    naming_damage,
-    read_arrays,
-    write_arrays,
-    write_atomically,
-)
+from fedbilevel import _files, algorithms, federation
 from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
@@ -48,18 +42,6 @@ from fedbilevel.experiments.served_model import (
     check_blank,
     model_at,
 )
-from fedbilevel.federation import (
-    PROTOCOL,
-    FederationRuntime,
-    Identity,
-    Member,
-    Roster,
-    ServerReleases,
-    Terms,
-    Transport,
-    blind_job,
-    settings_fingerprint,
-)
 from fedbilevel.federation.server.measuring import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import Result
@@ -82,10 +64,10 @@ RELEASES = "releases.json"
 
 
 def serve(
-    transport: Transport,
+    transport: federation.Transport,
     experiment: Experiment,
     folder: Path,
-    terms: Terms,
+    terms: federation.Terms,
     *,
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
@@ -121,9 +103,14 @@ def serve(
         with (folder / LEFT_OUT).open("a") as file:  # restarts add to it
             file.write(json.dumps(entry) + "\n")
 
-    releases, metrics = ServerReleases(folder / RELEASES), tuple(sites.metrics)
-    runtime = FederationRuntime(
-        job, roster, metrics, left_out, sites.concludes, releases, made
+    runtime = federation.FederationRuntime(
+        job,
+        roster,
+        tuple(sites.metrics),
+        left_out,
+        sites.concludes,
+        federation.ServerReleases(folder / RELEASES),
+        made,
     )
     stopping = experiment.stopping(sites.headline)
     runtime.check(stopping)
@@ -145,7 +132,8 @@ def serve(
     result = replace(result, config={**result.config, "data": data})
     if blank is not None:
         result = replace(result, model=model_at(blank, result, sites.task))
-    write_arrays(folder / ATTENDANCE, {"attendance": ran.outcome.state.attendance})
+    attendance = ran.outcome.state.attendance
+    _files.write_arrays(folder / ATTENDANCE, {"attendance": attendance})
     if steps is not None:
         experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
@@ -156,17 +144,17 @@ def serve(
 
 
 def gathered(
-    transport: Transport,
+    transport: federation.Transport,
     experiment: Experiment,
-    identity: Identity,
-    terms: Terms,
+    identity: federation.Identity,
+    terms: federation.Terms,
     report: Callable[[str], None],
     seal: Seal,
     steps: SiteSteps | None,
-) -> Roster:
+) -> federation.Roster:
     """Say hello to the sites: to all at the first attempt, later to a minimum."""
     weights = agreed_weights(experiment)
-    roster = Roster(
+    roster = federation.Roster(
         transport,
         experiment.sites,
         identity,
@@ -182,9 +170,9 @@ def gathered(
     return roster
 
 
-def _identity(folder: Path, experiment: Experiment) -> Identity:
+def _identity(folder: Path, experiment: Experiment) -> federation.Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    settings = settings_fingerprint(shared_settings(experiment))
+    settings = federation.settings_fingerprint(shared_settings(experiment))
     path = folder / FEDERATION
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
@@ -195,30 +183,30 @@ def _identity(folder: Path, experiment: Experiment) -> Identity:
                 "the settings it was begun with, or choose a new folder."
             )
         name, attempt = held["federation"], held["attempt"]
-    identity = Identity(name, settings, attempt + 1)
-    text = json.dumps({"protocol": PROTOCOL, **asdict(identity)}) + "\n"
-    write_atomically(path, text)
+    identity = federation.Identity(name, settings, attempt + 1)
+    text = json.dumps({"protocol": federation.PROTOCOL, **asdict(identity)}) + "\n"
+    _files.write_atomically(path, text)
     return identity
 
 
 def _begun(path: Path) -> dict[str, Any]:
     """Read which federation was begun in a folder."""
-    with naming_damage(path):
+    with _files.naming_damage(path):
         held = json.loads(path.read_text())
         written = held.get("protocol", "2 or older")
-        if written == PROTOCOL:
+        if written == federation.PROTOCOL:
             kinds = {"federation": str, "settings": str, "attempt": int}
             if not all(isinstance(held[name], kind) for name, kind in kinds.items()):
                 raise TypeError("it names no federation")
             return {name: held[name] for name in kinds}
     raise CheckpointError(
         f"{path.parent} holds a federation that was begun under protocol {written}, "
-        f"this version of fedbilevel speaks {PROTOCOL}. Finish it with the version "
-        "that began it, or choose a new folder."
+        f"this version of fedbilevel speaks {federation.PROTOCOL}. Finish it with "
+        "the version that began it, or choose a new folder."
     )
 
 
-def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
+def agreed(experiment: Experiment, roster: federation.Roster) -> tuple[Job, SiteSchema]:
     """Return the job that all sites agree on, or name one that differs."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
@@ -244,7 +232,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
     recommended, entry = sites.recommended, entry_of(experiment, sites.algorithm)
     batch = experiment.sizes(recommended)["batch"]
-    job = blind_job(
+    job = federation.blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
         (x, y),
         roster.clients,
@@ -272,7 +260,7 @@ def entry_of(experiment: Experiment, named: str) -> Entry:
     return federated_entry(own)
 
 
-def _differences(one: Member, other: Member) -> set[str]:
+def _differences(one: federation.Member, other: federation.Member) -> set[str]:
     """Return the names of what two clients report differently."""
     names = unlike(one.facts, other.facts)
     mine, theirs = one.facts.get("recommended"), other.facts.get("recommended")
@@ -288,7 +276,7 @@ def _differences(one: Member, other: Member) -> set[str]:
 def _result(
     experiment: Experiment,
     sites: SiteSchema,
-    runtime: FederationRuntime,
+    runtime: federation.FederationRuntime,
     ran: Ran,
     counts: Sequence[int],
 ) -> Result:
@@ -348,8 +336,8 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
             "replayed, made by `fedbilevel federate --out` or `fedbilevel serve`."
         )
     deployed = Result.load(folder)
-    with naming_damage(folder / ATTENDANCE):
-        record = read_arrays(folder / ATTENDANCE)["attendance"]
+    with _files.naming_damage(folder / ATTENDANCE):
+        record = _files.read_arrays(folder / ATTENDANCE)["attendance"]
     if np.max(record, initial=ABSENT) > RENEWED:
         raise CheckpointError(
             f"{folder} holds sums that were asked again of other rows, which only "

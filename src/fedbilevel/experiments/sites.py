@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms, datasets
+from fedbilevel import _tree, algorithms, datasets, federation
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN, SecureMean
 from fedbilevel.datasets import Preparation
@@ -32,13 +32,6 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.model_quality import reported_quality
 from fedbilevel.experiments.served_model import alone_of, blank_task
 from fedbilevel.experiments.tuning import search_of
-from fedbilevel.federation import (
-    Fingerprints,
-    Site,
-    SiteLimits,
-    algorithm_fingerprint,
-    settings_fingerprint,
-)
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
@@ -63,11 +56,11 @@ def build_site(
     holds: bool = True,
     report: Callable[[str], None] = print,
     seal: Seal = CHECKSUM,
-    limits: SiteLimits | None = None,
+    limits: federation.SiteLimits | None = None,
     identity: "SiteIdentity | None" = None,
     minimum: int = 2,
     tune: bool = False,
-) -> Site:
+) -> federation.Site:
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
@@ -95,7 +88,8 @@ def build_site(
     experiment, _ = counted(experiment, made)
     chosen = experiment.weights
     weights = as_weights(chosen if isinstance(chosen, tuple) else None, clients)
-    settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
+    settings = federation.settings_fingerprint(shared_settings(experiment))
+    asked = experiment
     if tune:
         experiment.require_tunable()
         experiment = without_searched(experiment)
@@ -116,10 +110,10 @@ def build_site(
     schema = _schema(task, job, algorithms.identity(named), values, experiment)
     if tune:
         schema = replace(schema, tuned_by=task.tuned_by or HELD_OUT)
-    return Site(
+    return federation.Site(
         job,
         client,
-        Fingerprints(settings, algorithm_fingerprint(job)),
+        federation.Fingerprints(settings, federation.algorithm_fingerprint(job)),
         facts=schema.plain(),
         folder=folder,
         holds=holds,
@@ -269,6 +263,7 @@ def _schema(
 ) -> SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
     own = local_options(experiment.task)
+    prepared = bool(values.get("preparation"))
     # Recommended values may depend on the rows; chosen ones do not.
     sizes = experiment.sizes(task.recommended)
     usual = {**task.recommended, **sizes}
@@ -279,7 +274,7 @@ def _schema(
         headline=task.headline,
         shows_point=task.shows_point,
         task={option: value for option, value in values.items() if option not in own},
-        classes=settings_fingerprint(meaning(task, bool(values.get("preparation")))),
+        classes=federation.settings_fingerprint(meaning(task, prepared)),
         metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
         concludes=_concludes(task),
         x=_tree.leaf_names(job.x),

@@ -33,10 +33,7 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.method_checks import require_method
 from fedbilevel.runtime.privacy import privacy_spent
-from fedbilevel.studies.heterogeneity import (
-    is_soon_measured,
-    warn_where_clients_differ,
-)
+from fedbilevel.studies import heterogeneity
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.units import OfDistance, relative_kinds
 
@@ -93,8 +90,8 @@ def run(
     method = steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
     job = setting.job(method, seed)
     # Of several processes the first one says it.
-    if jax.process_index() == 0 and is_soon_measured(job):
-        warn_where_clients_differ(job, method.title)
+    if jax.process_index() == 0 and heterogeneity.is_soon_measured(job):
+        heterogeneity.warn_where_clients_differ(job, method.title)
     recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
     result = run_job(
         job,

@@ -26,7 +26,7 @@ from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, trials
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared
-from fedbilevel.studies.setting import Keeping, Setting
+from fedbilevel.studies.setting import Keeping
 
 T = TypeVar("T")
 
@@ -81,11 +81,13 @@ def compare(
         earlier = read_json(path).get("names", {}) if path.exists() else {}
         given = zip(entries, map(algorithms.as_name, names), strict=True)
         write_json(path, {**settings, "names": {**earlier, **dict(given)}})
+    sampling = drawn(experiment, built.task, built.setting.sampling)
     # Where one pools rows, client 0 may be all of them.
     pools = any(entry.pools for entry in entries.values())
     with nullcontext() if pools else built.naming_sites():
         found = compared(
-            _as_given(built.setting, experiment, built),
+            # Rows are where they are, in whatever order methods are compared.
+            replace(built.setting, data=built.task.data, sampling=sampling),
             contenders,
             built.rounds,
             range(experiment.seed, experiment.seed + seeds),
@@ -179,12 +181,6 @@ def _name_results(
         if folder is not None:
             for result in found.results[name]:
                 result.save(folder / name / f"seed-{result.config['seed']}")
-
-
-def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
-    """Return the setting with the rows where they are, for any order of methods."""
-    sampling = drawn(experiment, built.task, setting.sampling)
-    return replace(setting, data=built.task.data, sampling=sampling)
 
 
 def _contender(

@@ -52,18 +52,15 @@ MEANINGS = {
     "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
     **{one.name: one.metadata["meaning"] for one in fields(Neumann)},
 }
-# Hypergradient estimators besides a method's own series, each with the option that sets
-# each of its fields. They take those of a series: theta is a lower step, or what stands
+# Hypergradient estimators besides a method's own series, each with the options that set
+# its first fields. They take those of a series: theta is a lower step, or what stands
 # for the inverse Hessian, and q a number of lower steps.
-SERIES = "series"
-HYPERGRADIENTS: Mapping[str, tuple[Any, Mapping[str, str]]] = {
-    "darts": (DARTS, {"gamma": "theta"}),
-    "forward-gradient": (
-        ForwardGradient,
-        {"steps": "q", "step": "theta", "directions": "directions"},
-    ),
-    "sama": (SAMA, {"gamma": "theta"}),
-    "unrolled": (Unrolled, {"steps": "q", "step": "theta"}),
+SERIES, _OF_SERIES = "series", ("q", "theta")
+HYPERGRADIENTS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "darts": (DARTS, ("theta",)),
+    "forward-gradient": (ForwardGradient, (*_OF_SERIES, "directions")),
+    "sama": (SAMA, ("theta",)),
+    "unrolled": (Unrolled, _OF_SERIES),
 }
 # Choices that have words of their own.
 _WORDS = {
@@ -100,7 +97,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning = one.metadata.get("meaning", "")
         sets = _effective_of(one)
         if one.type is AbstractHypergradient:
-            known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            known |= {name: _RECOMMENDED[name] for name in _OF_SERIES}
             known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
@@ -112,9 +109,8 @@ def options_of(entry: Entry) -> dict[str, Option]:
             chosen = next(n for n, flag in values.items() if flag == one.default)
             kind = " or ".join(values)
             known[word] = Option(word, kind, chosen, f"sets {letter}: {meaning}")
-        for name in sets.names if sets else ():
-            if name in MEANINGS:
-                known[name] = Option(name, *_KINDS[name], MEANINGS[name])
+        names = sets.names if sets else ()
+        known |= {name: _RECOMMENDED[name] for name in names if name in MEANINGS}
     return known
 
 
@@ -134,8 +130,10 @@ _HYPERGRADIENT = Option(
 _DIRECTIONS = Option(
     "directions", "count", "1", "random directions of hypergradient=forward-gradient"
 )
-_KINDS = {name: ("number", "the task's") for name in MEANINGS}
-_KINDS["q"] = ("count", "the task's")
+_RECOMMENDED = {
+    name: Option(name, "count" if name == "q" else "number", "the task's", meaning)
+    for name, meaning in MEANINGS.items()
+}
 
 
 def _effective_of(one: Field) -> Effective | None:
@@ -237,7 +235,7 @@ class _Reader:
         word, values = _WORDS.get(one.name, ("", {}))
         effective = _effective_of(one)
         if one.type is AbstractHypergradient:
-            self.made[one.name] = self._series()
+            self.made[one.name] = self._estimator()
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
@@ -251,25 +249,17 @@ class _Reader:
                 f"({one.metadata.get('meaning', 'a number')})."
             )
 
-    def _series(self) -> AbstractHypergradient:
-        if self.options.get("hypergradient", SERIES) != SERIES:
-            return self._named_estimator()
-        kind: Any = self.entry.rule
-        words = {"random": RandomNeumann, "full": Neumann}
+    def _estimator(self) -> AbstractHypergradient:
+        known = {SERIES: (self.entry.rule, _OF_SERIES), **HYPERGRADIENTS}
+        kind, letters = known[SERIES]
+        if "hypergradient" in self.options:
+            kind, letters = self._word("hypergradient", known, "value of hypergradient")
         if kind is RandomNeumann and "length" in self.options:
+            words = {"random": RandomNeumann, "full": Neumann}
             kind = self._word("length", words, "length")
-        return kind(self._count("q"), self._number("theta"))
-
-    def _named_estimator(self) -> AbstractHypergradient:
-        known = {SERIES: None, **HYPERGRADIENTS}
-        kind, letters = self._word("hypergradient", known, "value of hypergradient")
-        counts = {one.name for one in fields(kind) if one.type is int}
+        given = [one for one in letters if one in self.options or one in _OF_SERIES]
         return kind(
-            **{
-                name: self._count(option) if name in counts else self._number(option)
-                for name, option in letters.items()
-                if option in self.options or option in ("q", "theta")
-            }
+            *(self._number(o) if o == "theta" else self._count(o) for o in given)
         )
 
     def _value(self, letter: str, one: Field) -> Any:
@@ -382,12 +372,9 @@ def _estimator_options(value: AbstractHypergradient) -> dict[str, str]:
     """Return what builds an estimator again; nothing if it has no name."""
     for name, (kind, letters) in HYPERGRADIENTS.items():
         if type(value) is kind:
-            held = {o: getattr(value, field) for field, o in letters.items()}
-            texts = {
-                o: str(v) if isinstance(v, int) else _number_text(v)
-                for o, v in held.items()
-            }
-            return {"hypergradient": name, **texts}
+            held = [getattr(value, one.name) for one in fields(kind)]
+            texts = [str(v) if isinstance(v, int) else _number_text(v) for v in held]
+            return {"hypergradient": name, **dict(zip(letters, texts, strict=False))}
     return {}
 
 

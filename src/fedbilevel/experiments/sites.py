@@ -65,13 +65,9 @@ def build_site(
 
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, partitioned as in a simulation, and this site
-    takes its part. `folder` keeps what the client remembers between exchanges. `holds`
-    says whether this process sees all packets that are sent to the client. `report`
-    gets unforeseen packets. `seal` is how it knows the server's. `limits` are what its
-    operator allows. With a secure mean, `identity` has the keys by which the sites know
-    each other, and `minimum` is the fewest sites that this one's reply is summed with,
-    itself among them. With `tune` it takes steps from the server, of those that a
-    search may choose, and holds rows out where the server tries some.
+    takes its part. With `tune` it takes steps from the server, of those that a search
+    may choose, and holds rows out where the server tries some. All else is as in
+    `Site`.
     """
     clients = experiment.sites
     if not 2 <= minimum <= max(clients, 2):

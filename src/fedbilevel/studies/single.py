@@ -244,10 +244,14 @@ def result_of(
     best = _best(job, outcome)
     point = last if best is None else best.point
     spent = privacy_spent(job, ledger, rounds) if spent is None else spent
+    reply = {}
+    if job.chances is not None:  # the lowest and the highest
+        ends = np.min(job.chances), np.max(job.chances)
+        reply["participation"] = [round(float(end), 6) for end in ends]
     config = {
         "clients": job.clients,
         "participants": job.participants,
-        **({} if job.chances is None else {"participation": _chances(job)}),
+        **reply,
         "batch": job.upper_batch,
         "precision": str(jax.tree.leaves(job.x)[0].dtype),
         **ran.recorded,
@@ -272,12 +276,6 @@ def result_of(
         levels=job.problem.whole(*jax.device_put((point.x, point.y))),
         last={} if best is None else _named(last),
     )
-
-
-def _chances(job: Job) -> list[float]:
-    """Return the lowest and the highest chance of a client to reply."""
-    every = np.asarray(job.chances, float)
-    return [round(float(end), 6) for end in (every.min(), every.max())]
 
 
 def _named(point: Any) -> dict[str, Any]:

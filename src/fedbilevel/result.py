@@ -154,10 +154,8 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
-        names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
-        names += ("events",)
-        names += ("start",) if self.start else ()
-        names += ("quality",) if self.quality else ()
+        names = ["task", "algorithm", "config", "final", "counts", "seconds", "ended"]
+        names += ["events", *(n for n in ("start", "quality") if getattr(self, n))]
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -190,9 +190,8 @@ def _unfinished(folder: Path) -> Saved:
     )
     missing = f"Not finished: its checkpoint was written after round {done}."
     headline = _headline(result)
-    one = {name: [result]}
-    folder_name = folder.resolve().name
-    return Saved(folder_name, one, headline, settings=settings, unfinished=missing)
+    about = {"settings": settings, "unfinished": missing}
+    return Saved(folder.resolve().name, {name: [result]}, headline, **about)
 
 
 def _headline(result: Result) -> str:
@@ -321,12 +320,9 @@ def _pictures(
 def _features(path: Path) -> list[str]:
     """Return the names of features: one for numbers, for texts one of each value."""
     about = _json(path).get("preparation")
-    names: list[str] = []
     with naming_damage(path):
-        for column in about["columns"] if about else ():
-            name, values = str(column["name"]), column.get("values")
-            names += [name] if values is None else [f"{name}={one}" for one in values]
-    return names
+        columns = about["columns"] if about else ()
+        return _names((str(one["name"]), one.get("values")) for one in columns)
 
 
 def _recorded_features(result: Result) -> list[str]:
@@ -334,10 +330,14 @@ def _recorded_features(result: Result) -> list[str]:
     given = result.config.get("data")
     about = given if isinstance(given, dict) else {}
     learned, encoded = about.get("learned"), about.get("encoded")
+    columns = map(str, learned if isinstance(learned, list) else ())
     held = encoded if isinstance(encoded, dict) else {}
+    lists = {name: one for name, one in held.items() if isinstance(one, list)}
+    return _names((name, lists.get(name)) for name in columns)
+
+
+def _names(columns: Iterable[tuple[str, Any]]) -> list[str]:
     names: list[str] = []
-    for name in map(str, learned if isinstance(learned, list) else ()):
-        values = held.get(name)
-        listed = values if isinstance(values, list) else None
-        names += [name] if listed is None else [f"{name}={one}" for one in listed]
+    for name, values in columns:
+        names += [name] if values is None else [f"{name}={one}" for one in values]
     return names

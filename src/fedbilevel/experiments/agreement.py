@@ -275,10 +275,6 @@ class SiteSteps:
     seed: int
     held_out: bool = False
 
-    def info(self) -> dict[str, Any]:
-        """Return it as a hello has it."""
-        return asdict(self)
-
     def applied(self, experiment: Experiment) -> Experiment:
         """Return an experiment with these steps, and this seed."""
         options = {**without_searched(experiment).options, **self.steps}

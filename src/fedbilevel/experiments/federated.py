@@ -163,7 +163,7 @@ def gathered(
         weights=() if isinstance(weights, str) else weights,
         check_facts=SiteSchema.check,
         seal=seal,
-        steps=None if steps is None else steps.info(),
+        steps=None if steps is None else asdict(steps),
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)

@@ -139,7 +139,7 @@ class _Trials(NamedTuple):
         path = self.folder / f"trial-{number}-seed-{given.seed}.json"
         if path.exists():
             held = read_json(path)
-            if held.get("told") != given.info():
+            if held.get("told") != asdict(given):
                 raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
             return math.inf if held["value"] is None else float(held["value"])
         try:
@@ -147,7 +147,7 @@ class _Trials(NamedTuple):
         except DivergedError:
             value = math.inf
         finite = math.isfinite(value)
-        write_json(path, {"told": given.info(), "value": value if finite else None})
+        write_json(path, {"told": asdict(given), "value": value if finite else None})
         return value if finite else math.inf
 
     def _made(self, given: SiteSteps, rounds: int) -> float:

@@ -196,12 +196,8 @@ def _are_private(value: Any) -> bool:
     )
 
 
-def _is_concluding(value: Any) -> bool:
-    return _are_settings(value) and all(kind in KINDS for kind in value.values())
-
-
-def _are_fingerprints(value: Any) -> bool:
-    return _are_settings(value) and all(map(_is_name, value.values()))
+def _settings_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: _are_settings(value) and all(map(check, value.values()))
 
 
 def _reported(check: Callable[[Any], bool], **default: Any) -> Any:
@@ -226,12 +222,12 @@ class SiteSchema:
     task: Mapping[str, Any] = _reported(_are_settings)
     classes: str = _reported(_is_name)
     metrics: list[str] = _reported(_are_names)
-    concludes: Mapping[str, str] = _reported(_is_concluding)
+    concludes: Mapping[str, str] = _reported(_settings_of(KINDS.__contains__))
     x: list[str] = _reported(_are_names)
     y: list[str] = _reported(_are_names)
     private: list[list[bool]] = _reported(_are_private)
     tuned_by: str | None = _reported(_is_name, default=None)
-    alike: Mapping[str, str] | None = _reported(_are_fingerprints, default=None)
+    alike: Mapping[str, str] | None = _reported(_settings_of(_is_name), default=None)
     separate: bool | None = _reported(_is_flag, default=None)
 
     def plain(self) -> dict[str, Any]:

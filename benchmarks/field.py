@@ -28,7 +28,7 @@ from fedbilevel._files import write_atomically
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.comparison import compare
-from fedbilevel.experiments.searching import Tuning
+from fedbilevel.experiments.tuning import Tuning
 from fedbilevel.runtime import configure
 
 SHARDS = {"partition": "shards:2"}

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.tuning import search_of
+from fedbilevel.experiments.tuning import Tuning, search_of
 from fedbilevel.runtime import configure
 from fedbilevel.studies.searching import Range, Search, Values
 from fedbilevel.studies.setting import Setting

@@ -16,7 +16,7 @@ from fedbilevel.channels import Channel, Krum, Privacy
 from fedbilevel.cli.app import app
 from fedbilevel.errors import HeterogeneityWarning, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.participation import read_participation
+from fedbilevel.experiments.clients import read_participation
 from fedbilevel.experiments.run_folder import run_command
 from fedbilevel.runtime import (
     DiskSimulatorRuntime,

@@ -26,7 +26,7 @@ from fedbilevel.errors import (
 from fedbilevel.experiments import Experiment, comparison, recommendation
 from fedbilevel.experiments.comparison import NamedComparison, compare
 from fedbilevel.experiments.recommendation import Advice
-from fedbilevel.experiments.searching import Tuning
+from fedbilevel.experiments.tuning import Tuning
 from fedbilevel.hypergradient import Neumann, local_inverse_bias
 from fedbilevel.problem import Problem
 from fedbilevel.report import default_target, draw_curves, ranking
@@ -465,7 +465,7 @@ def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):
 
     noted("compile", comparison_module, "compile_seeds")
     noted("round", SweepRuntime, "advance")
-    noted("timed", seeds_module, "execute")
+    noted("timed", seeds_module, "executed")
     many = {str(p): FedBiO(0.01, 0.02, 0.01, local_steps=p) for p in order}
     start = (np.ones(DX), np.ones(DY))
     found = fedbilevel.compare(

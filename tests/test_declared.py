@@ -15,8 +15,8 @@ from fedbilevel.cli.arguments import EXPERIMENT, FEDERATED
 from fedbilevel.deployment import serving
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import SiteSchema
 from fedbilevel.experiments.federated import LEFT_OUT, replay, serve
-from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.refusals import RefusedError

@@ -20,10 +20,10 @@ from fedbilevel.datasets.preparation import ClassLabel, NumericColumn
 from fedbilevel.errors import CheckpointError, FedbilevelError, InvalidInputError
 from fedbilevel.estimators import at_both
 from fedbilevel.evaluation.metrics import _area
-from fedbilevel.experiments.blank import _made_up
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.memory import _more_devices
-from fedbilevel.experiments.searching import SEARCHED
+from fedbilevel.experiments.served_model import _made_up
+from fedbilevel.experiments.tuning import SEARCHED
 from fedbilevel.federation.checkpoints import Newest
 from fedbilevel.federation.ledger import ServerReleases
 from fedbilevel.federation.refusals import RefusedError

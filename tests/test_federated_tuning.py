@@ -7,12 +7,11 @@ import pytest
 
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import SiteSteps
 from fedbilevel.experiments.federated import replay, serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
-from fedbilevel.experiments.searching import Tuning
-from fedbilevel.experiments.site_steps import SiteSteps
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.experiments.tuning import tune
+from fedbilevel.experiments.tuning import Tuning, tune
 from fedbilevel.federation.wire import unpack
 from tests.federation import TERMS, Loopback, faithful
 

@@ -20,8 +20,8 @@ from fedbilevel.deployment.processes import Process, free_port
 from fedbilevel.deployment.serving import serve_over_flower
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import counted_here, sized_here
 from fedbilevel.experiments.federated import ATTENDANCE, replay
-from fedbilevel.experiments.sites import counted_here, sized_here
 from fedbilevel.federation import Terms
 from tests.federation import masked_patients
 

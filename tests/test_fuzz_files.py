@@ -42,10 +42,10 @@ from fedbilevel.datasets.texts import read_texts
 from fedbilevel.deployment.kept_nodes import _read
 from fedbilevel.errors import ConfigurationWarning, DamagedFileWarning, FedbilevelError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.clients import read_participation
 from fedbilevel.experiments.comparison import _check_folder
 from fedbilevel.experiments.comparison import compare as run_comparison
 from fedbilevel.experiments.federated import _begun
-from fedbilevel.experiments.participation import read_participation
 from fedbilevel.experiments.theory import follow_file
 from fedbilevel.federation import PROTOCOL, SiteLimits
 from fedbilevel.federation.checkpoints import SiteCheckpoints

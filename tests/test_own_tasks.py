@@ -17,11 +17,10 @@ from fedbilevel import LocalBSGM, _registry, algorithms, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment, federated
-from fedbilevel.experiments.agreement import shared_settings, without_files
+from fedbilevel.experiments.agreement import SiteSchema, shared_settings, without_files
 from fedbilevel.experiments.comparison import compare
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.run_folder import command_of
-from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.federation.refusals import RefusedError

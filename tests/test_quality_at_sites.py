@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedbilevel.evaluation import NUMBERS, Judged, Rows, Site, quality, reported, split
+from fedbilevel.experiments.agreement import sized_here
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.sites import build_site, sized_here
+from fedbilevel.experiments.sites import build_site
 from tests.federation import masked_patients
 from tests.test_weights_at_sites import (
     SIZES,

@@ -18,9 +18,9 @@ from fedbilevel.datasets import partition
 from fedbilevel.datasets.images import shrink
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.clients import drawn
 from fedbilevel.experiments.comparison import compare
 from fedbilevel.experiments.federated_tuning import tune_at_sites
-from fedbilevel.experiments.participation import drawn
 from fedbilevel.experiments.recommendation import Situation
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation.secure.layout import MaskedExchange

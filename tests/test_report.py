@@ -25,7 +25,7 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.agreement import shared_settings
 from fedbilevel.experiments.run_folder import comparison_command, run_command
-from fedbilevel.experiments.searching import Tuning
+from fedbilevel.experiments.tuning import Tuning
 from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
 from fedbilevel.report.page.quality import _bars

@@ -439,7 +439,7 @@ def test_sites_have_their_model_where_they_like_and_the_same_one(
     def begin(*_, **__):
         raise ReachedError
 
-    monkeypatch.setattr("fedbilevel.experiments.federated.execute", begin)
+    monkeypatch.setattr("fedbilevel.experiments.federated.executed", begin)
     told = "^the tokenizer of client 1 is not that of client 0: .* Copy the same files"
     odd = tokenizer == "odd"
     kind, told = (InvalidInputError, told) if odd else (ReachedError, "^$")

@@ -17,9 +17,8 @@ from fedbilevel.deployment import serving
 from fedbilevel.deployment.apps import Served
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.blank import blank_task
 from fedbilevel.experiments.federated import serve
-from fedbilevel.experiments.served_model import leave_of_trial
+from fedbilevel.experiments.served_model import blank_task, leave_of_trial
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.models import Dense, Model

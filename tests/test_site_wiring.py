@@ -14,7 +14,7 @@ from fedbilevel.deployment import apps, serving
 from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment, federated, sites
-from fedbilevel.federation import SiteLimits, Terms
+from fedbilevel.federation import Identity, SiteLimits, Terms
 from fedbilevel.federation.signatures import KeyFiles
 from tests.wiring import nothing, of, spy, told
 
@@ -202,9 +202,9 @@ def test_all_sites_are_waited_for_at_first_and_the_fewest_later(
         seen["gather"] = seconds, enough
 
     roster.gather = gather
-    spy(monkeypatch, "fedbilevel.experiments.federated.Roster", lambda _: roster, seen)
+    spy(monkeypatch, "fedbilevel.federation.Roster", lambda _: roster, seen)
     terms = Terms(patience=7.0, minimum=1)
-    identity = federated.Identity("f", "s", attempt)
+    identity = Identity("f", "s", attempt)
     unused: Any = "over"
     seal: Any = "seal"
     weighing = replace(EXPERIMENT, weights=(1.0, 3.0))
@@ -230,7 +230,7 @@ def test_all_sites_are_waited_for_at_first_and_the_fewest_later(
 
 def test_a_site_has_what_it_was_built_with(tmp_path, monkeypatch):
     seen: dict = {}
-    spy(monkeypatch, "fedbilevel.experiments.sites.Site", lambda _: "site", seen)
+    spy(monkeypatch, "fedbilevel.federation.Site", lambda _: "site", seen)
     weighing = Experiment("quadratic", clients=3, weights=(1.0, 4.0, 2.0), rounds=9)
     unused: Any = "identity"
     sites.build_site(

@@ -215,8 +215,8 @@ def test_what_is_refused_at_once_loads_nothing_heavy(tmp_path):
 
 
 def test_what_is_checked_early_is_what_there_is():
-    assert _registry.names_of("tasks") == tasks.names()
-    assert _registry.names_of("algorithms") == algorithms.names()
+    assert _registry.TASKS.known() == tasks.names()
+    assert _registry.ALGORITHMS.known() == algorithms.names()
     assert set(checks.RUNTIMES) == set(experiment._RUNTIMES)
     assert sorted(THEOREMS) == sorted(with_theorems())
     assert PRESETS == planning.PRESETS

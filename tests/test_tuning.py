@@ -19,8 +19,7 @@ from fedbilevel import algorithms, tasks
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, InvalidInputError, NonFiniteError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.tuning import search_of, tune
+from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, tune
 from fedbilevel.runtime.driver import Outcome
 from fedbilevel.studies import budgets, searching
 from fedbilevel.studies.budgets import looks

@@ -15,9 +15,9 @@ from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.agreement import shared_settings
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.experiments.weights import counted
 from fedbilevel.federation import Terms
 from fedbilevel.runtime.traced_calls import SAMPLES
 from fedbilevel.tasks._folds import strengths

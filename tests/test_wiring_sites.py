@@ -38,8 +38,8 @@ FEDERATING = {
     **SERVING,
     "fedbilevel.runtime.configure": nothing,
     "fedbilevel.experiments.theory.follow_file": same("experiment"),
-    "fedbilevel.experiments.sites.sized_here": same("experiment"),
-    "fedbilevel.experiments.sites.counted_here": lambda given: (
+    "fedbilevel.experiments.agreement.sized_here": same("experiment"),
+    "fedbilevel.experiments.agreement.counted_here": lambda given: (
         given["experiment"],
         "words",
     ),
@@ -49,8 +49,8 @@ FEDERATING = {
 SERVES = {
     **SERVING,
     "fedbilevel.datasets.encoding.read_preparation": lambda given: "made",
-    "fedbilevel.experiments.blank.blank_task": nothing,
-    "fedbilevel.experiments.weights.counted": lambda given: (given["experiment"], ""),
+    "fedbilevel.experiments.served_model.blank_task": nothing,
+    "fedbilevel.experiments.clients.counted": lambda given: (given["experiment"], ""),
     "fedbilevel.experiments.run_folder.require_served_again": nothing,
     "fedbilevel.deployment.serving.serve_over_flower": lambda given: "found",
 }

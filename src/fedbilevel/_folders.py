@@ -28,6 +28,11 @@ SEARCH, TUNED = "search.json", "tuned.json"  # of `fedbilevel tune`: asked, and 
 TUNING = "tuning"  # the folder of a search, in that of a run or of one compared
 
 _IN_PYTHON = "It was begun in Python. Continue it there"
+_IS_SERVED = "Continue it with the command that began it, `fedbilevel serve`."
+_IS_TRIAL = (
+    "It is a trial by `fedbilevel federate`, which ended with its nodes and cannot be "
+    "continued. Start another one in a new folder."
+)
 
 
 def how_to_continue(folder: Path) -> str:
@@ -37,8 +42,10 @@ def how_to_continue(folder: Path) -> str:
     objects that no command can build again.
     """
     finished = (folder / RESULT).exists()
+    if (folder / FEDERATION).exists() and (folder / TRIAL_KEYS).exists():
+        return "" if finished else _IS_TRIAL
     if (folder / FEDERATION).exists():
-        return "" if finished else _how_to_serve_again(folder)
+        return "" if finished else _IS_SERVED
     if (folder / EXPERIMENT).exists() and finished:
         return "The command that began it extends it, with more --rounds."
     if (folder / EXPERIMENT).exists():
@@ -52,15 +59,6 @@ def how_to_continue(folder: Path) -> str:
             f"{_IN_PYTHON}, with the same call and `keeping=Keeping({str(folder)!r})`."
         )
     return ""
-
-
-def _how_to_serve_again(folder: Path) -> str:
-    if (folder / TRIAL_KEYS).exists():
-        return (
-            "It is a trial by `fedbilevel federate`, which ended with its nodes and "
-            "cannot be continued. Start another one in a new folder."
-        )
-    return "Continue it with the command that began it, `fedbilevel serve`."
 
 
 def is_used(folder: Path) -> bool:

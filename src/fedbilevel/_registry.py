@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -36,15 +37,83 @@ Agrees = Callable[[str, str], None]  # raises unless what is so named may run; i
 _agrees: Agrees | None = None  # a Python program names its files itself
 
 
-def names(package: ModuleType) -> list[str]:
-    """List the entries of a package, as the command line spells them."""
-    return sorted(_listed(Path(package.__path__[0])))
+@dataclass(frozen=True)
+class Registry:
+    """The entries of one of our `packages`, each of a `kind`; none is imported here."""
+
+    package: str
+    kind: str
+
+    @property
+    def _ours(self) -> dict[str, str]:
+        return _listed(Path(__file__).parent / self.package.rpartition(".")[2])
+
+    def names(self) -> list[str]:
+        """List our own entries, as the command line spells them."""
+        return sorted(self._ours)
+
+    def installed(self) -> list[str]:
+        """List what other installed packages add, but for names that are ours."""
+        return sorted(_points(self.package).keys() - self._ours.keys())
+
+    def known(self) -> list[str]:
+        """List all that is found by its name."""
+        return sorted([*self.names(), *self.installed()])
+
+    def require_agreement(self, name: str) -> None:
+        """Raise unless code that a folder names may run; ours may, no other unasked."""
+        if _agrees is not None and name not in self._ours:
+            _agrees(whole(name), self.kind)
+
+    def entry(self, name: str) -> Any:
+        """Return a module of ours, or what a package or a file holds under a name."""
+        if name in _given:
+            return _given[name]
+        if is_file(name):
+            path, attribute = _parts(name, self.kind)
+            self.require_agreement(name)
+            module = _module_at(path, self.kind)
+            if not hasattr(module, attribute):
+                known = [one for one in vars(module) if not one.startswith("_")]
+                raise unknown_name(f"{self.kind} of {path}", attribute, known)
+            return getattr(module, attribute)
+        if name in self._ours:
+            module, _, variable = self._ours[name].partition(":")
+            found = importlib.import_module(f"{self.package}.{module}")
+            return getattr(found, variable) if variable else found
+        if name in self.installed():
+            return _from_package(_points(self.package)[name], self.kind)
+        raise unknown_name(self.kind, name, self.known())
+
+    def name_of(self, given: Any) -> str:
+        """Return the name of an object, or a name as it holds in any folder."""
+        if isinstance(given, str):
+            return whole(given)
+        name = getattr(given, "__name__", "")
+        module = sys.modules.get(getattr(given, "__module__", ""))
+        if module is None or getattr(module, name, None) is not given:
+            raise InvalidInputError(
+                f"{self.kind} {given!r:.80}: give a name, or a function or class at "
+                "the top level of a file, so that a run can be continued. For objects "
+                "of any kind there are `fedbilevel.run`, `compare` and `tune`."
+            )
+        inside = module.__name__.removeprefix(f"{self.package}.")
+        ours = {place: one for one, place in self._ours.items()}
+        if inside in ours:
+            return ours[inside]
+        source = inspect.getsourcefile(given) if callable(given) else None
+        if source is None or not Path(source).is_file():
+            raise InvalidInputError(
+                f"{self.kind} '{name}' is in no file, so that a run could not be "
+                "continued. Put it into one."
+            )
+        text = f"{Path(source).resolve()}:{name}"
+        _given[text] = given
+        return text
 
 
-def names_of(package: str) -> list[str]:
-    """List what is found in one of our packages by its name, without importing it."""
-    ours = _listed(Path(__file__).parent / package)
-    return sorted({*ours, *_points(f"fedbilevel.{package}")})
+TASKS = Registry("fedbilevel.tasks", "task")
+ALGORITHMS = Registry("fedbilevel.algorithms", "algorithm")
 
 
 def method_files(folder: Path) -> list[Path]:
@@ -60,20 +129,16 @@ def _listed(folder: Path) -> dict[str, str]:
     """Return the module of every entry, or the variable of a preset after a colon."""
     found = {}
     for path in method_files(folder):
-        if path.name == _PRESETS:
-            for variable, name in _preset_names(path):
-                found[name] = f"{path.stem}:{variable}"
-        else:
+        if path.name != _PRESETS:
             inside = path.relative_to(folder).with_suffix("")
             found[path.stem.replace("_", "-")] = ".".join(inside.parts)
+            continue
+        for line in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
+                target: Any = line.targets[0]
+                name = ast.literal_eval(line.value.args[0])
+                found[name] = f"{path.stem}:{target.id}"
     return found
-
-
-def _preset_names(path: Path) -> Iterator[tuple[str, str]]:
-    for line in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
-            target: Any = line.targets[0]
-            yield target.id, ast.literal_eval(line.value.args[0])
 
 
 @cache
@@ -81,11 +146,6 @@ def _points(group: str) -> dict[str, "EntryPoint"]:
     from importlib import metadata  # slow, and no help needs it
 
     return {point.name: point for point in metadata.entry_points(group=group)}
-
-
-def installed(package: ModuleType) -> list[str]:
-    """List what other installed packages add, but for names that are ours."""
-    return sorted(set(_points(package.__name__)) - set(names(package)))
 
 
 def is_file(name: str) -> bool:
@@ -102,30 +162,6 @@ def asking(agrees: Agrees) -> Iterator[None]:
         yield
     finally:
         _agrees = before
-
-
-def require_agreement(package: ModuleType, name: str, kind: str) -> None:
-    """Raise unless code that a folder names may run; ours may, and no other unasked."""
-    if _agrees is not None and name not in _listed(Path(package.__path__[0])):
-        _agrees(whole(name), kind)
-
-
-def entry(package: ModuleType, name: str, kind: str) -> Any:
-    """Return a module of ours, or what a package or a file holds under a name."""
-    if name in _given:
-        return _given[name]
-    if is_file(name):
-        path, attribute = _parts(name, kind)
-        require_agreement(package, name, kind)
-        return _attribute(_module_at(path, kind), attribute, path, kind)
-    ours = _listed(Path(package.__path__[0]))
-    if name in ours:
-        module, _, variable = ours[name].partition(":")
-        found = importlib.import_module(f"{package.__name__}.{module}")
-        return getattr(found, variable) if variable else found
-    if name in installed(package):
-        return _from_package(_points(package.__name__)[name], kind)
-    raise unknown_name(kind, name, [*names(package), *installed(package)])
 
 
 def _parts(name: str, kind: str) -> tuple[Path, str]:
@@ -187,13 +223,6 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _attribute(module: ModuleType, name: str, path: Path, kind: str) -> Any:
-    if not hasattr(module, name):
-        found = [one for one in vars(module) if not one.startswith("_")]
-        raise unknown_name(f"{kind} of {path}", name, found)
-    return getattr(module, name)
-
-
 def _from_package(point: "EntryPoint", kind: str) -> Any:
     try:
         return point.load()
@@ -205,33 +234,6 @@ def _from_package(point: "EntryPoint", kind: str) -> Any:
             f"{kind} '{point.name}' of {home} cannot be loaded: "
             f"{error_text(error, Path())}. Mend or remove that package."
         ) from error
-
-
-def resolved(package: ModuleType, given: Any, kind: str) -> str:
-    """Return the name of an object, or a name as it holds in any folder."""
-    if isinstance(given, str):
-        return whole(given)
-    name = getattr(given, "__name__", "")
-    module = sys.modules.get(getattr(given, "__module__", ""))
-    if module is None or getattr(module, name, None) is not given:
-        raise InvalidInputError(
-            f"{kind} {given!r:.80}: give a name, or a function or class at the top "
-            "level of a file, so that a run can be continued. For objects of any kind "
-            "there are `fedbilevel.run`, `compare` and `tune`."
-        )
-    inside = module.__name__.removeprefix(f"{package.__name__}.")
-    ours = {place: one for one, place in _listed(Path(package.__path__[0])).items()}
-    if inside in ours:
-        return ours[inside]
-    source = inspect.getsourcefile(given) if callable(given) else None
-    if source is None or not Path(source).is_file():
-        raise InvalidInputError(
-            f"{kind} '{name}' is in no file, so that a run could not be continued. Put "
-            "it into one."
-        )
-    text = f"{Path(source).resolve()}:{name}"
-    _given[text] = given
-    return text
 
 
 def whole(name: str) -> str:

@@ -259,17 +259,13 @@ class Settings:
 
     def shared(self) -> dict[str, Any]:
         """Return the options on which the server and all sites must agree."""
-        every = asdict(self)
-        own = {
-            one.name for one, known in options_of(type(self)) if known.agree != SITES
-        }
-        return {name: value for name, value in every.items() if name not in own}
+        known = options_of(type(self))
+        own = {one.name for one, about in known if about.agree != SITES}
+        return {n: value for n, value in asdict(self).items() if n not in own}
 
     def chosen(self) -> dict[str, Any]:
         """Return the options that are not None, for the record of a run."""
-        return {
-            name: value for name, value in asdict(self).items() if value is not None
-        }
+        return {n: value for n, value in asdict(self).items() if value is not None}
 
     def arguments(
         self,

@@ -35,12 +35,11 @@ def for_terminal(text: str) -> str:
 
     Escape sequences begin with a control character, which is spelled out.
     """
-    return "".join(c if _is_harmless(c) else ascii(c)[1:-1] for c in text)
-
-
-def _is_harmless(letter: str) -> bool:
-    return (
-        letter.isprintable() or letter == "\n" or unicodedata.category(letter) == "Zs"
+    return "".join(
+        c
+        if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs"
+        else ascii(c)[1:-1]
+        for c in text
     )
 
 

@@ -4,7 +4,7 @@ import difflib
 import errno
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 
 class FedbilevelError(Exception):
@@ -28,10 +28,13 @@ class AtClientError(FedbilevelError):
         who = f"client {client}" + (f" ({name})" if name else "")
         super().__init__(f"{before}{who}{after}")
 
-    def at(self, name: str, client: int | None = None) -> "AtClientError":
+    def at(self, name: str, client: int | None = None) -> Self:
         """Return the error with the name of the client, and its number elsewhere."""
         number = self.client if client is None else client
-        return type(self)(number, self._after, self._before, name)
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        AtClientError.__init__(other, number, self._after, self._before, name)
+        return other
 
 
 class ClientInputError(AtClientError, InvalidInputError):
@@ -118,11 +121,11 @@ class DivergedError(FedbilevelError):
 class NonFiniteError(AtClientError, DivergedError):
     """A client returned NaN or infinity.
 
-    `round` counts from 1, `client` from 0, and may have a `name`; `checkpoint` is the
-    last good one, or None, be it that none was `due` before or that none was asked for.
-    `theta` is the step of the method's Neumann series, if it has one; `frozen_type` the
-    type of the frozen numbers of the problem, where it has half the usual digits;
-    `cause` is what was wrong before the first step, where it was found out.
+    `round` counts from 1, `client` from 0; `checkpoint` is the last good one, or None,
+    be it that none was `due` before or that none was asked for. `theta` is the step of
+    the method's Neumann series, if it has one; `frozen_type` the type of the frozen
+    numbers of the problem, where it has half the usual digits; `cause` is what was
+    wrong before the first step, where it was found out.
     """
 
     def __init__(
@@ -136,11 +139,11 @@ class NonFiniteError(AtClientError, DivergedError):
         theta: float | None = None,
         frozen_type: str = "",
         cause: str = "",
-        name: str = "",
     ) -> None:
         self.round, self.phase = round_number, phase
         self.checkpoint, self.due, self.theta = checkpoint, due, theta
         self.frozen_type, self.cause = frozen_type, cause
+        kept = "No checkpoint was written before. Ask for them to keep your work."
         if checkpoint:
             kept = f"The last good checkpoint is kept in {checkpoint}."
         elif due:
@@ -148,8 +151,6 @@ class NonFiniteError(AtClientError, DivergedError):
                 "No checkpoint was written before: none was due yet. Ask for more of "
                 "them, after fewer rounds, to keep your work."
             )
-        else:
-            kept = "No checkpoint was written before. Ask for them to keep your work."
         cure = "Smaller step sizes are the usual cure."
         if theta is not None and theta > 0:
             cure = (
@@ -163,16 +164,7 @@ class NonFiniteError(AtClientError, DivergedError):
             client,
             f": the reply holds NaN or infinity. {cause or f'{cure} {kept}'}",
             f"round {round_number}, phase '{phase}', ",
-            name,
         )
-
-    def at(self, name: str, client: int | None = None) -> "NonFiniteError":
-        """Return the error with the name of the client, and its number elsewhere."""
-        number = self.client if client is None else client
-        place = (self.round, self.phase, number, self.checkpoint)
-        known = {"theta": self.theta, "frozen_type": self.frozen_type}
-        known["cause"] = self.cause
-        return NonFiniteError(*place, due=self.due, **known, name=name)
 
 
 class OtherProcessError(FedbilevelError):

@@ -14,22 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree
-from fedbilevel._files import (
-    naming_damage,
-    read_arrays,
-    write_arrays,
-    write_atomically,
-)
-from fedbilevel._folders import (
-    COLUMNS,
-    LAST,
-    MODEL,
-    POINT,
-    QUALITY,
-    RESULT,
-    how_to_continue,
-)
+from fedbilevel import _files, _folders, _tree
 from fedbilevel.errors import CheckpointError, InvalidInputError, needed, unknown_name
 from fedbilevel.models import Model, can_be_kept
 
@@ -169,10 +154,8 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
-        names = ("task", "algorithm", "config", "final", "counts", "seconds", "ended")
-        names += ("events",)
-        names += ("start",) if self.start else ()
-        names += ("quality",) if self.quality else ()
+        names = ["task", "algorithm", "config", "final", "counts", "seconds", "ended"]
+        names += ["events", *(n for n in ("start", "quality") if getattr(self, n))]
         return {name: to_plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path | str) -> Path:
@@ -180,11 +163,13 @@ class Result:
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
         if self.quality:
-            write_atomically(place / QUALITY, _as_json(about.pop("quality")))
-        write_arrays(place / COLUMNS, self.columns)
-        write_arrays(place / POINT, self.point)
+            _files.write_atomically(
+                place / _folders.QUALITY, _as_json(about.pop("quality"))
+            )
+        _files.write_arrays(place / _folders.COLUMNS, self.columns)
+        _files.write_arrays(place / _folders.POINT, self.point)
         if self.last:
-            write_arrays(place / LAST, self.last)
+            _files.write_arrays(place / _folders.LAST, self.last)
         if self.model is not None and can_be_kept():
             self.model.save(place)
         elif self.model is not None:
@@ -193,7 +178,7 @@ class Result:
                 "fedbilevel[cli].",
                 stacklevel=2,
             )
-        write_atomically(place / RESULT, _as_json(about))
+        _files.write_atomically(place / _folders.RESULT, _as_json(about))
         return place
 
     @staticmethod
@@ -210,25 +195,30 @@ class Result:
         which only predictions need.
         """
         place = Path(folder)
-        if not (place / RESULT).exists():
+        if not (place / _folders.RESULT).exists():
             raise CheckpointError(
-                f"{place} holds no {RESULT}: the run has not finished, or this is not "
-                f"a run folder. {how_to_continue(place)}".rstrip()
+                f"{place} holds no {_folders.RESULT}: the run has not finished, or "
+                "this is not a run folder. "
+                f"{_folders.how_to_continue(place)}".rstrip()
             )
         held: dict[str, Any] = {}
-        for kind, name in (("columns", COLUMNS), ("point", POINT), ("last", LAST)):
-            with naming_damage(place / name):
+        for kind, name in (
+            ("columns", _folders.COLUMNS),
+            ("point", _folders.POINT),
+            ("last", _folders.LAST),
+        ):
+            with _files.naming_damage(place / name):
                 there = kind != "last" or (place / name).exists()
-                held[kind] = read_arrays(place / name) if there else {}
+                held[kind] = _files.read_arrays(place / name) if there else {}
         point = held["point"]
         levels = like and (shaped("x", like[0], point), shaped("y", like[1], point))
-        kept = with_model and (place / MODEL).exists() and can_be_kept()
+        kept = with_model and (place / _folders.MODEL).exists() and can_be_kept()
         held |= {"levels": levels, "model": Model.load(place) if kept else None}
-        if (place / QUALITY).exists():
-            with naming_damage(place / QUALITY):
-                held["quality"] = json.loads((place / QUALITY).read_text())
-        with naming_damage(place / RESULT):
-            return Result(**json.loads((place / RESULT).read_text()), **held)
+        if (place / _folders.QUALITY).exists():
+            with _files.naming_damage(place / _folders.QUALITY):
+                held["quality"] = json.loads((place / _folders.QUALITY).read_text())
+        with _files.naming_damage(place / _folders.RESULT):
+            return Result(**json.loads((place / _folders.RESULT).read_text()), **held)
 
     def _metrics(self) -> list[tuple[str, Any]]:
         """Return what was measured in the end, the headline first."""

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,18 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel import _folders
 from fedbilevel._files import naming_damage, read_arrays
-from fedbilevel._folders import (
-    CHECKPOINT,
-    COLUMNS,
-    COMPARED,
-    COMPARISON,
-    EXPERIMENT,
-    MODEL,
-    POINT,
-    QUALITY,
-    RESULT,
-)
 from fedbilevel._text import without_apostrophe
 from fedbilevel.errors import CheckpointError
 from fedbilevel.result import Result
@@ -69,7 +59,8 @@ class Saved:
 
 def is_saved(folder: Path) -> bool:
     """Say whether a folder looks like that of a run or a comparison."""
-    marks = (RESULT, COMPARISON, COMPARED, EXPERIMENT)
+    marks = (_folders.RESULT, _folders.COMPARISON)
+    marks += (_folders.COMPARED, _folders.EXPERIMENT)
     return any((folder / mark).is_file() for mark in marks) or _is_comparison(folder)
 
 
@@ -81,28 +72,26 @@ def find_saved(folder: Path) -> dict[str, Path]:
     if is_saved(folder):
         return {folder.resolve().name: folder}
     found: dict[str, Path] = {}
-    waiting = [(folder, 1)]
-    while waiting:
-        here, depth = waiting.pop()
-        for one in _folders(here):
-            if is_saved(one):
-                found[one.relative_to(folder).as_posix()] = one
-            elif depth < _DEEPEST:
-                waiting.append((one, depth + 1))
+    for here, inside, _ in os.walk(folder):
+        looked_at = sorted(one for one in inside if _can_be_read(Path(here, one)))
+        inside.clear()  # those to be looked into are added again
+        for one in looked_at:
+            path = Path(here, one)
+            name = path.relative_to(folder)
+            if is_saved(path):
+                found[name.as_posix()] = path
+            elif len(name.parts) < _DEEPEST:
+                inside.append(one)
     return dict(sorted(found.items()))
 
 
-def _folders(here: Path) -> list[Path]:
-    """Return the folders in one that can be read and named."""
-    found = []
-    with suppress(OSError):
-        for one in here.iterdir():
-            if one.is_symlink() or not one.is_dir() or one.name.startswith("."):
-                continue
-            with suppress(UnicodeEncodeError):
-                one.name.encode()
-                found.append(one)
-    return [one for one in found if os.access(one, os.R_OK | os.X_OK)]
+def _can_be_read(folder: Path) -> bool:
+    """Say whether a folder can be named and looked into, and is no link or hidden."""
+    with suppress(UnicodeEncodeError):
+        folder.name.encode()
+        own = not folder.is_symlink() and not folder.name.startswith(".")
+        return own and os.access(folder, os.R_OK | os.X_OK)
+    return False
 
 
 def read_saved(folder: Path | str) -> Saved:
@@ -110,11 +99,11 @@ def read_saved(folder: Path | str) -> Saved:
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give that of a run.")
-    if (folder / COMPARISON).is_file() or _is_comparison(folder):
+    if (folder / _folders.COMPARISON).is_file() or _is_comparison(folder):
         return _comparison(folder)
-    if (folder / RESULT).is_file():
+    if (folder / _folders.RESULT).is_file():
         result = _result(folder)
-        settings = _json(folder / EXPERIMENT)
+        settings = _json(folder / _folders.EXPERIMENT)
         rows = _suspicious(folder / _SUSPICIOUS)
         return Saved(
             folder.resolve().name,
@@ -122,38 +111,38 @@ def read_saved(folder: Path | str) -> Saved:
             _headline(result),
             settings=settings,
             suspicious=sorted(rows, key=lambda row: float(row["weight"])),
-            features=_features(folder / MODEL) or _recorded_features(result),
+            features=_features(folder / _folders.MODEL) or _recorded_features(result),
             pictures=_pictures(folder / _PICTURES, rows),
         )
-    if (folder / EXPERIMENT).is_file():
+    if (folder / _folders.EXPERIMENT).is_file():
         return _unfinished(folder)
     raise CheckpointError(
-        f"{folder} holds no {RESULT}, {COMPARISON} or {EXPERIMENT}: it is not the "
-        "folder of a run or a comparison."
+        f"{folder} holds no {_folders.RESULT}, {_folders.COMPARISON} or "
+        f"{_folders.EXPERIMENT}: it is not the folder of a run or a comparison."
     )
 
 
 def _is_comparison(folder: Path) -> bool:
-    return next(folder.glob(f"*/seed-*/{RESULT}"), None) is not None
+    return next(folder.glob(f"*/seed-*/{_folders.RESULT}"), None) is not None
 
 
 def _comparison(folder: Path) -> Saved:
     results: dict[str, list[Result]] = {}
-    for path in sorted(folder.glob(f"*/seed-*/{RESULT}"), key=_by_seed):
+    for path in sorted(folder.glob(f"*/seed-*/{_folders.RESULT}"), key=_by_seed):
         results.setdefault(path.parent.parent.name, []).append(_result(path.parent))
     if not results:
         raise CheckpointError(
             f"{folder}: no algorithm of this comparison has finished yet. The same "
             "command with --resume continues it."
         )
-    about = _json(folder / COMPARED)
+    about = _json(folder / _folders.COMPARED)
     first = next(iter(results.values()))[0]
     missing = "" if about else "Not all of its algorithms have finished."
     headline = str(about.get("metric") or _headline(first))
     if any(headline not in one.columns for many in results.values() for one in many):
         raise CheckpointError(f"{folder}: not every result has a column {headline}.")
     target = about.get("target")
-    with naming_damage(folder / COMPARED):
+    with naming_damage(folder / _folders.COMPARED):
         diverged = dict(about.get("diverged") or {})
     return Saved(
         folder.resolve().name,
@@ -162,7 +151,7 @@ def _comparison(folder: Path) -> Saved:
         compared=True,
         target=float(target) if isinstance(target, int | float) else None,
         equal=str(about.get("equal") or "trials"),
-        settings=_json(folder / COMPARISON),
+        settings=_json(folder / _folders.COMPARISON),
         diverged={str(name): str(why) for name, why in diverged.items()},
         unfinished=missing,
         features=_recorded_features(first),
@@ -176,8 +165,8 @@ def _by_seed(path: Path) -> tuple[str, int, str]:
 
 def _unfinished(folder: Path) -> Saved:
     """Return the columns that the checkpoint of a run has, which has no costs yet."""
-    settings = _json(folder / EXPERIMENT)
-    path = folder / CHECKPOINT
+    settings = _json(folder / _folders.EXPERIMENT)
+    path = folder / _folders.CHECKPOINT
     if not path.is_file():
         raise CheckpointError(
             f"{folder}: the run has begun, but there is no checkpoint yet."
@@ -201,9 +190,8 @@ def _unfinished(folder: Path) -> Saved:
     )
     missing = f"Not finished: its checkpoint was written after round {done}."
     headline = _headline(result)
-    one = {name: [result]}
-    folder_name = folder.resolve().name
-    return Saved(folder_name, one, headline, settings=settings, unfinished=missing)
+    about = {"settings": settings, "unfinished": missing}
+    return Saved(folder.resolve().name, {name: [result]}, headline, **about)
 
 
 def _headline(result: Result) -> str:
@@ -217,10 +205,10 @@ def _headline(result: Result) -> str:
 
 
 def _result(folder: Path) -> Result:
-    with naming_damage(folder / RESULT):
-        _small(folder / RESULT)
-        _json(folder / QUALITY)  # or the name of the file that is damaged
-        for name in (COLUMNS, POINT):
+    with naming_damage(folder / _folders.RESULT):
+        _small(folder / _folders.RESULT)
+        _json(folder / _folders.QUALITY)  # or the name of the file that is damaged
+        for name in (_folders.COLUMNS, _folders.POINT):
             _unpacks_small(folder / name)
         result = Result.load(folder, with_model=False)
         kinds = (result.config, result.final, result.counts, result.seconds)
@@ -232,9 +220,9 @@ def _result(folder: Path) -> Result:
         float(result.seconds["run"])
         np.asarray(list(result.start.values()), float)
     if result.quality:
-        with naming_damage(folder / QUALITY):
+        with naming_damage(folder / _folders.QUALITY):
             _check_quality(result.quality)
-    _check_columns(result.columns, folder / COLUMNS)
+    _check_columns(result.columns, folder / _folders.COLUMNS)
     return result
 
 
@@ -332,12 +320,9 @@ def _pictures(
 def _features(path: Path) -> list[str]:
     """Return the names of features: one for numbers, for texts one of each value."""
     about = _json(path).get("preparation")
-    names: list[str] = []
     with naming_damage(path):
-        for column in about["columns"] if about else ():
-            name, values = str(column["name"]), column.get("values")
-            names += [name] if values is None else [f"{name}={one}" for one in values]
-    return names
+        columns = about["columns"] if about else ()
+        return _names((str(one["name"]), one.get("values")) for one in columns)
 
 
 def _recorded_features(result: Result) -> list[str]:
@@ -345,10 +330,14 @@ def _recorded_features(result: Result) -> list[str]:
     given = result.config.get("data")
     about = given if isinstance(given, dict) else {}
     learned, encoded = about.get("learned"), about.get("encoded")
+    columns = map(str, learned if isinstance(learned, list) else ())
     held = encoded if isinstance(encoded, dict) else {}
+    lists = {name: one for name, one in held.items() if isinstance(one, list)}
+    return _names((name, lists.get(name)) for name in columns)
+
+
+def _names(columns: Iterable[tuple[str, Any]]) -> list[str]:
     names: list[str] = []
-    for name in map(str, learned if isinstance(learned, list) else ()):
-        values = held.get(name)
-        listed = values if isinstance(values, list) else None
-        names += [name] if listed is None else [f"{name}={one}" for one in listed]
+    for name, values in columns:
+        names += [name] if values is None else [f"{name}={one}" for one in values]
     return names

@@ -1,7 +1,7 @@
 """Ranks algorithms by a metric over several seeds, and by what it cost to get there."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -37,10 +37,6 @@ class Standing:
     samples: int | None
     seconds: float | None
     bound: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
 
 def default_target(results: Results, metric: str) -> float:

@@ -56,7 +56,8 @@ def tracker(
     """
     check_tracking(text, resume=resume)
     kind, place = _read(text)
-    with _KINDS[kind](place, dict(about or {}), resume) as write:
+    known = {"resume": resume} if kind == "jsonl" else {"about": dict(about or {})}
+    with _KINDS[kind](place, **known) as write:
         yield write
 
 
@@ -74,11 +75,8 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 @contextmanager
-def _json_lines(
-    place: Path, about: Mapping[str, Any], resume: bool
-) -> Iterator[OnRound]:
+def _json_lines(place: Path, resume: bool) -> Iterator[OnRound]:
     """Append a line for each round."""
-    del about
     place.parent.mkdir(parents=True, exist_ok=True)
     begun: list[bool] = []
     with place.open("a", encoding="utf-8") as file:
@@ -118,10 +116,7 @@ def _end_before(place: Path, number: int) -> int:
 
 
 @contextmanager
-def _tensorboard(
-    place: Path, about: Mapping[str, Any], resume: bool
-) -> Iterator[OnRound]:
-    del resume
+def _tensorboard(place: Path, about: Mapping[str, Any]) -> Iterator[OnRound]:
     writer = _imported("tensorboard").SummaryWriter(str(place))
     writer.add_text("about", json.dumps(about, default=str))
     try:
@@ -136,8 +131,7 @@ def _tensorboard(
 
 
 @contextmanager
-def _mlflow(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnRound]:
-    del resume
+def _mlflow(place: Path, about: Mapping[str, Any]) -> Iterator[OnRound]:
     mlflow = _imported("mlflow")
     place.mkdir(parents=True, exist_ok=True)
     mlflow.set_tracking_uri(f"sqlite:///{place.resolve() / 'mlflow.db'}")
@@ -154,8 +148,7 @@ def _mlflow(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnR
 
 
 @contextmanager
-def _wandb(place: Path, about: Mapping[str, Any], resume: bool) -> Iterator[OnRound]:
-    del resume
+def _wandb(place: Path, about: Mapping[str, Any]) -> Iterator[OnRound]:
     wandb = _imported("wandb")
     place.mkdir(parents=True, exist_ok=True)
     run = wandb.init(

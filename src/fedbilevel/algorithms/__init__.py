@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedbilevel import _registry
+from fedbilevel._registry import ALGORITHMS
 from fedbilevel._registry import identity as identity
 from fedbilevel._registry import is_file as is_file
 from fedbilevel._registry import label as label
@@ -94,26 +95,19 @@ class Entry(NamedTuple):
     about: str
 
 
-def names() -> list[str]:
-    """List the algorithms, as the command line spells them."""
-    return _registry.names(sys.modules[__name__])
-
-
-def installed() -> list[str]:
-    """List the algorithms that other installed packages add."""
-    return _registry.installed(sys.modules[__name__])
+names, installed = ALGORITHMS.names, ALGORITHMS.installed
 
 
 def as_name(given: Any) -> str:
     """Return the name of an algorithm that is given by its name or as a class."""
     if isinstance(given, Preset):
         return given.name
-    return _registry.resolved(sys.modules[__name__], given, "algorithm")
+    return ALGORITHMS.name_of(given)
 
 
 def find(name: str) -> Entry:
     """Return an algorithm by its name, or by `path/to/file.py:Name`."""
-    found = _registry.entry(sys.modules[__name__], name, "algorithm")
+    found = ALGORITHMS.entry(name)
     if isinstance(found, ModuleType):
         (public,) = found.__all__
         return entry_of(name, getattr(found, public))

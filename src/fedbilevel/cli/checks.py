@@ -16,8 +16,8 @@ RUNTIMES, PRECISIONS = _CHOICES["runtime"], _CHOICES["precision"]
 
 def names(given: Given) -> None:
     """Raise if a task, an algorithm, a runtime or a precision has an unknown name."""
-    _known("task", given.get("task"), _registry.names_of("tasks"))
-    known = _registry.names_of("algorithms")
+    _known("task", given.get("task"), _registry.TASKS.known())
+    known = _registry.ALGORITHMS.known()
     _known("algorithm", given.get("algorithm"), known)
     for name in (given.get("names") or "").split(","):
         _known("algorithm", name.strip() or None, known)

@@ -105,9 +105,9 @@ def serve(
     from fedbilevel.deployment.apps import Served
     from fedbilevel.deployment.serving import serve_over_flower
     from fedbilevel.deployment.superlink import SuperLink
-    from fedbilevel.experiments.blank import blank_task
+    from fedbilevel.experiments.clients import counted
     from fedbilevel.experiments.run_folder import require_served_again
-    from fedbilevel.experiments.weights import counted
+    from fedbilevel.experiments.served_model import blank_task
     from fedbilevel.federation.signatures import KeyFiles
 
     made = read_preparation(str(preparation)) if preparation is not None else None
@@ -165,7 +165,7 @@ def federate(
     from fedbilevel._files import make_private_folder, private_files
     from fedbilevel.deployment import serving
     from fedbilevel.deployment.apps import Served
-    from fedbilevel.experiments.sites import counted_here, sized_here
+    from fedbilevel.experiments.agreement import counted_here, sized_here
     from fedbilevel.runtime import configure
 
     if plan is not None:

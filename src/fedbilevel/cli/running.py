@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING
+from dataclasses import MISSING, asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -325,7 +325,7 @@ def _ranked(
         "task": task,
         "metric": metric,
         "target": value,
-        "ranking": [one.plain() for one in standings],
+        "ranking": [asdict(one) for one in standings],
         "equal": equal,
         "equal_cost": most if math.isfinite(most) else None,
         "tuning": {name: one.spent() for name, one in made.found.tuned.items()},

@@ -49,11 +49,9 @@ def only_typed(command: Callable[..., None]) -> Callable[..., None]:
 
 def require_trust(experiment: "Experiment") -> None:
     """Raise unless the code that a folder's experiment names may run."""
-    from fedbilevel import algorithms, tasks
-
-    _registry.require_agreement(tasks, experiment.task, "task")
+    _registry.TASKS.require_agreement(experiment.task)
     if experiment.algorithm is not None:
-        _registry.require_agreement(algorithms, experiment.algorithm, "algorithm")
+        _registry.ALGORITHMS.require_agreement(experiment.algorithm)
 
 
 def _ask(name: str, kind: str, *, known: bool) -> None:

@@ -55,11 +55,11 @@ from fedbilevel.deployment.processes import TOKEN, read_json
 from fedbilevel.errors import FedbilevelError, InvalidInputError, sentence_of
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.agreement import local_options, without_files
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.federated_tuning import tune_at_sites
-from fedbilevel.experiments.searching import Tuning
 from fedbilevel.experiments.sites import build_site
-from fedbilevel.experiments.weights import counted
+from fedbilevel.experiments.tuning import Tuning
 from fedbilevel.federation import Site, SiteLimits, Terms
 from fedbilevel.federation.flower.grid import GridTransport
 from fedbilevel.federation.flower.messages import as_content, packet_of

@@ -23,8 +23,8 @@ from fedbilevel.deployment.processes import Process, wait_for_port
 from fedbilevel.deployment.superlink import SuperLink, insisting, key_of, program
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
+from fedbilevel.experiments.agreement import counted_here
 from fedbilevel.experiments.served_model import leave_of_trial
-from fedbilevel.experiments.sites import counted_here
 from fedbilevel.federation.signatures import KeyFiles, make_key_pair, server_seal
 from fedbilevel.models import can_be_kept
 from fedbilevel.result import Result

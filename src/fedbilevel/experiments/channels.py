@@ -4,22 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from fedbilevel import channels
 from fedbilevel._schema import Settings
-from fedbilevel.channels import (
-    AbstractCoder,
-    AbstractReduction,
-    BFloat16,
-    Channel,
-    GeometricMedian,
-    Krum,
-    Mean,
-    Median,
-    Privacy,
-    Quantize,
-    SecureMean,
-    TopK,
-    TrimmedMean,
-)
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.runtime import Job
 from fedbilevel.runtime.privacy import noise_forecast
@@ -27,24 +13,26 @@ from fedbilevel.runtime.privacy import noise_forecast
 QUANTILE = "quantile"
 CHANNEL = ("clip", "noise", "compress", "compress_down", "aggregate")
 
-Part = TypeVar("Part", AbstractCoder, AbstractReduction)
+Part = TypeVar("Part", channels.AbstractCoder, channels.AbstractReduction)
 # A name's class, an example, and the reader of its number, if it has one.
 Known = Mapping[str, tuple[Callable[..., Part], str, Callable[[str], Any] | None]]
 
-_COMPRESSIONS: Known[AbstractCoder] = {
-    "topk": (TopK, "topk:0.1", float),
-    "quantize": (Quantize, "quantize:8", int),
-    "bfloat16": (BFloat16, "bfloat16", None),
+_COMPRESSIONS: Known[channels.AbstractCoder] = {
+    "topk": (channels.TopK, "topk:0.1", float),
+    "quantize": (channels.Quantize, "quantize:8", int),
+    "bfloat16": (channels.BFloat16, "bfloat16", None),
 }
 # The server sends a point, of which no entry may be missing.
-_COMPRESSIONS_DOWN: Known[AbstractCoder] = {"bfloat16": _COMPRESSIONS["bfloat16"]}
-_REDUCTIONS: Known[AbstractReduction] = {
-    "mean": (Mean, "mean", None),
-    "median": (Median, "median", None),
-    "trimmed-mean": (TrimmedMean, "trimmed-mean:0.1", float),
-    "geometric-median": (GeometricMedian, "geometric-median", None),
-    "krum": (Krum, "krum:1", int),
-    "secure": (SecureMean, "secure", None),
+_COMPRESSIONS_DOWN: Known[channels.AbstractCoder] = {
+    "bfloat16": _COMPRESSIONS["bfloat16"]
+}
+_REDUCTIONS: Known[channels.AbstractReduction] = {
+    "mean": (channels.Mean, "mean", None),
+    "median": (channels.Median, "median", None),
+    "trimmed-mean": (channels.TrimmedMean, "trimmed-mean:0.1", float),
+    "geometric-median": (channels.GeometricMedian, "geometric-median", None),
+    "krum": (channels.Krum, "krum:1", int),
+    "secure": (channels.SecureMean, "secure", None),
 }
 
 
@@ -83,7 +71,7 @@ def _bound(clip: float | str) -> float:
         ) from None
 
 
-def channel_of(settings: Settings) -> Channel:
+def channel_of(settings: Settings) -> channels.Channel:
     """Return what the replies of a run go through."""
     given = {name: getattr(settings, name) for name in CHANNEL}
     return read_channel(**given, delta=settings.delta)
@@ -96,7 +84,7 @@ def read_channel(
     aggregate: str = Settings.aggregate,
     delta: float = Settings.delta,
     compress_down: str | None = None,
-) -> Channel:
+) -> channels.Channel:
     """Read a channel.
 
     `clip` is a number, or quantile:SHARE, which is no part of the channel but of the
@@ -104,12 +92,12 @@ def read_channel(
     bfloat16, and `compress_down` bfloat16; `aggregate` is mean, secure, median,
     trimmed-mean:FRACTION, geometric-median or krum:FAULTY.
     """
-    coders: list[AbstractCoder] = []
+    coders: list[channels.AbstractCoder] = []
     quantile = read_quantile(clip)
     if quantile is not None:
         _check_alone(clip, noise, compress)
     elif clip is not None:
-        coders.append(Privacy(_bound(clip), noise, delta=delta))
+        coders.append(channels.Privacy(_bound(clip), noise, delta=delta))
     elif noise:
         raise InvalidInputError(
             f"noise={noise:g} without a clip protects no one: a change may be of any "
@@ -120,7 +108,9 @@ def read_channel(
     down: Any = None
     if compress_down is not None:
         down = _part("compress_down", compress_down, _COMPRESSIONS_DOWN)
-    return Channel(tuple(coders), _part("aggregate", aggregate, _REDUCTIONS), down)
+    return channels.Channel(
+        tuple(coders), _part("aggregate", aggregate, _REDUCTIONS), down
+    )
 
 
 def _check_alone(clip: float | str | None, noise: float, compress: str | None) -> None:

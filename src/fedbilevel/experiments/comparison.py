@@ -1,11 +1,11 @@
 """Compares algorithms by name: which options are whose, and what is tuned of each."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedbilevel import algorithms
 from fedbilevel._files import naming_damage
@@ -18,18 +18,15 @@ from fedbilevel.errors import (
     unknown_name,
 )
 from fedbilevel.experiments.built import Built, headline_only
+from fedbilevel.experiments.clients import drawn
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
-from fedbilevel.experiments.participation import drawn
 from fedbilevel.experiments.run_folder import read_json, unlike, write_json
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.tuning import search_of, trials_of
+from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared
-from fedbilevel.studies.setting import Keeping, Setting
-
-T = TypeVar("T")
+from fedbilevel.studies.setting import Keeping
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,13 @@ def compare(
         earlier = read_json(path).get("names", {}) if path.exists() else {}
         given = zip(entries, map(algorithms.as_name, names), strict=True)
         write_json(path, {**settings, "names": {**earlier, **dict(given)}})
+    sampling = drawn(experiment, built.task, built.setting.sampling)
     # Where one pools rows, client 0 may be all of them.
     pools = any(entry.pools for entry in entries.values())
     with nullcontext() if pools else built.naming_sites():
         found = compared(
-            _as_given(built.setting, experiment, built),
+            # Rows are where they are, in whatever order methods are compared.
+            replace(built.setting, data=built.task.data, sampling=sampling),
             contenders,
             built.rounds,
             range(experiment.seed, experiment.seed + seeds),
@@ -147,18 +146,16 @@ def _built(
     tuning: Tuning | None,
 ) -> tuple[Built, dict[str, Contender], dict[str, NamedSearch]]:
     """Build the task once, and every contender; return with what is searched."""
-    names = list(entries)
-    known = {name: set(options_of(entry)) for name, entry in entries.items()}
-    for_task = set(experiment.task_options)
-    options = {
-        name: _for_one(experiment.options, name, known, for_task) for name in names
-    }
+    for_task = experiment.task_options.keys()
+    known = {name: options_of(entry).keys() for name, entry in entries.items()}
+    own = _shared_out(experiment.options, known, for_task)
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
     built = replace(experiment, algorithm=first, options=only_task).build()
-    usual, clients, searches = built.task.recommended, built.task.data.clients, {}
-    for name, entry in entries.items():
-        own = {n: text for n, text in options[name].items() if n not in for_task}
-        searches[name] = search_of(experiment, entry, usual, clients, own)
+    about = (built.task.recommended, built.task.data.clients)
+    searches = {
+        name: search_of(experiment, entry, *about, own[name])
+        for name, entry in entries.items()
+    }
     contenders = {
         name: _contender(experiment, built, entry, searches[name], tuning)
         for name, entry in entries.items()
@@ -182,12 +179,6 @@ def _name_results(
                 result.save(folder / name / f"seed-{result.config['seed']}")
 
 
-def _as_given(setting: Setting, experiment: Experiment, built: Built) -> Setting:
-    """Return the setting with the rows where they are, for any order of methods."""
-    sampling = drawn(experiment, built.task, setting.sampling)
-    return replace(setting, data=built.task.data, sampling=sampling)
-
-
 def _contender(
     experiment: Experiment,
     built: Built,
@@ -208,22 +199,19 @@ def _contender(
     return Contender(candidates, entry.pools)
 
 
-def _for_one(
-    options: Mapping[str, T],
-    name: str,
-    known: Mapping[str, set[str]],
-    for_task: set[str],
-) -> dict[str, T]:
-    """Return the options that one algorithm, or the task, takes."""
-    chosen: dict[str, T] = {}
+def _shared_out(
+    options: Mapping[str, str], known: Mapping[str, Set[str]], for_task: Set[str]
+) -> dict[str, dict[str, str]]:
+    """Return the options that each algorithm takes, and the task does not."""
+    chosen: dict[str, dict[str, str]] = {name: {} for name in known}
     for option, value in options.items():
         owner, dot, rest = option.rpartition(".")
         if dot and owner not in known:
             raise unknown_name("algorithm of the option", owner, known)
-        takers = for_task.union(*known.values()) if not dot else known[owner]
+        takers = known[owner] if dot else set(for_task).union(*known.values())
         if rest not in takers:
             raise unknown_name("option", rest, sorted(takers))
-        mine = owner == name if dot else rest in for_task | known[name]
-        if mine:
-            chosen[rest] = value
+        for name in [owner] if dot else known:
+            if rest in known[name] - for_task:
+                chosen[name][rest] = value
     return chosen

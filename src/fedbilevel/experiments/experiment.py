@@ -1,6 +1,5 @@
 """A named task with a named algorithm: what the command line runs and resumes."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -9,50 +8,36 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedbilevel import algorithms, tasks
+from fedbilevel import algorithms, runtime, tasks
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import EXPERIMENT, how_to_continue, open_folder
+from fedbilevel._folders import EXPERIMENT, how_to_continue
 from fedbilevel._schema import Settings, checked
 from fedbilevel._table_choices import FLAGS
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, quantile_clipped, steadied
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
+from fedbilevel.experiments import channels
 from fedbilevel.experiments.built import Built, headline_only
-from fedbilevel.experiments.channels import (
-    CHANNEL,
-    as_clip,
-    channel_of,
-    read_quantile,
-    require_signal,
+from fedbilevel.experiments.clients import (
+    drawn,
+    read_participation,
+    read_weights,
+    weighed,
 )
 from fedbilevel.experiments.options import algorithm_from, options_of
-from fedbilevel.experiments.participation import drawn, read_participation
-from fedbilevel.experiments.weights import read_weights, weighed
 from fedbilevel.result import Result
-from fedbilevel.runtime import (
-    Checkpoints,
-    DiskSimulatorRuntime,
-    Job,
-    OnRound,
-    ReferenceRuntime,
-    Sampling,
-    SimulatorRuntime,
-    Stopping,
-    Watch,
-    mesh,
-    reporting,
-)
+from fedbilevel.runtime import mesh
 from fedbilevel.runtime.layout import check_model_devices
 from fedbilevel.studies.seeds import run_seeds
-from fedbilevel.studies.setting import Setting
+from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.single import run_job
 from fedbilevel.studies.validation import HELD_OUT
 from fedbilevel.tasks._base import option_defaults
 
 _SIZES = ("rounds", "local_steps", "batch")
-_RUNTIMES: dict[str, Callable[[Job], Any]] = {
-    runtime.name: runtime for runtime in (SimulatorRuntime, ReferenceRuntime)
+_RUNTIMES: dict[str, Callable[[runtime.Job], Any]] = {
+    one.name: one for one in (runtime.SimulatorRuntime, runtime.ReferenceRuntime)
 }
 
 
@@ -70,16 +55,18 @@ class Experiment(Settings):
     typed: ClassVar[Collection[str]] = FLAGS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", read_weights(self.weights))
-        # From a file or a message they come as a list.
-        object.__setattr__(self, "wrappers", tuple(self.wrappers))
-        object.__setattr__(self, "clip", as_clip(self.clip))
-        chances = read_participation(self.participation)
-        object.__setattr__(self, "participation", chances)
-        object.__setattr__(self, "task", tasks.as_name(self.task))
-        if self.algorithm is not None:
-            named = algorithms.as_name(self.algorithm)
-            object.__setattr__(self, "algorithm", named)
+        own = self.algorithm
+        read = {
+            "weights": read_weights(self.weights),
+            # From a file or a message they come as a list.
+            "wrappers": tuple(self.wrappers),
+            "clip": channels.as_clip(self.clip),
+            "participation": read_participation(self.participation),
+            "task": tasks.as_name(self.task),
+            "algorithm": None if own is None else algorithms.as_name(own),
+        }
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
 
     @property
     def label(self) -> str:
@@ -117,8 +104,8 @@ class Experiment(Settings):
         folder: Path | str | None = None,
         *,
         resume: bool = False,
-        watch: Watch | None = None,
-        on_round: OnRound | None = None,
+        watch: runtime.Watch | None = None,
+        on_round: runtime.OnRound | None = None,
         built: Callable[[tasks.Task], None] | None = None,
         about: Callable[..., None] = lambda word, who="": None,
         say: Callable[[str], None] = lambda text: None,
@@ -135,16 +122,15 @@ class Experiment(Settings):
             built(made.task)
         about("checking")
         job = mesh.on_all(lambda: made.job(self.seed))
-        about("checking", _cohort(job))
-        require_signal(self, job, made.rounds, say)
+        some = f"{job.participants} of " if job.participants < job.clients else ""
+        about("checking", f"{some}{job.clients} clients")
+        channels.require_signal(self, job, made.rounds, say)
         checkpoints = None
         if folder is not None:
-            folder = Path(folder)
-            mesh.on_first(lambda: open_folder(folder, resume))
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
-            checkpoints = Checkpoints(folder, *every)
-            mesh.on_first(lambda: self.save(folder))
-        with made.naming_sites(), reporting(about):
+            checkpoints = Keeping(folder, resume, *every).opened()
+            mesh.on_first(lambda: self.save(Path(folder)))
+        with made.naming_sites(), runtime.reporting(about):
             result = run_job(
                 job,
                 made.rounds,
@@ -159,7 +145,7 @@ class Experiment(Settings):
             )
         result = made.judged(made.named(result))
         if folder is not None:
-            mesh.on_first(lambda: made.save(result, folder))
+            mesh.on_first(lambda: made.save(result, Path(folder)))
         return result
 
     def run_seeds(self, count: int) -> list[Result]:
@@ -221,7 +207,7 @@ class Experiment(Settings):
 
     def setting(self, task: tasks.Task, entry: Entry, channel: Channel) -> Setting:
         """Return everything of the run but the algorithm."""
-        sampling = Sampling(self.sizes(task.recommended)["batch"])
+        sampling = runtime.Sampling(self.sizes(task.recommended)["batch"])
         if not entry.pools:
             sampling = drawn(self, task, sampling)
         problem = task.problem
@@ -238,43 +224,38 @@ class Experiment(Settings):
             task.tuned_by or HELD_OUT,
         )
 
-    def stopping(self, headline: str) -> Stopping:
+    def stopping(self, headline: str) -> runtime.Stopping:
         """Return what ends a run before its last round."""
         budgets = (self.max_bytes, self.max_samples, self.max_seconds)
-        return Stopping(headline, self.target, self.patience, *budgets)
+        return runtime.Stopping(headline, self.target, self.patience, *budgets)
 
     def channel(self) -> Channel:
         """Return what replies go through."""
-        return channel_of(self)
+        return channels.channel_of(self)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
-        defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        names = (*CHANNEL, "delta") if self.noise else CHANNEL
-        values = {name: getattr(self, name) for name in names}
-        return {
-            name: value
-            for name, value in values.items()
-            if name == "delta" or value != defaults[name]
-        }
+        values = {name: getattr(self, name) for name in channels.CHANNEL}
+        chosen = {n: v for n, v in values.items() if v != getattr(Settings, n)}
+        return {**chosen, "delta": self.delta} if self.noise else chosen
 
-    def runtime_of(self) -> Callable[[Job], Any]:
+    def runtime_of(self) -> Callable[[runtime.Job], Any]:
         """Return what makes the runtime of a job."""
         if self.runtime not in _RUNTIMES:
             raise unknown_name("runtime", self.runtime, _RUNTIMES)
-        if self.model_devices != 1 and self.runtime != SimulatorRuntime.name:
+        if self.model_devices != 1 and self.runtime != runtime.SimulatorRuntime.name:
             raise InvalidInputError(
                 f"the runtime {self.runtime} has the whole model on one device. Leave "
                 "out --model-devices, or --runtime."
             )
         if self.client_states is None:
             return _RUNTIMES[self.runtime]
-        if self.runtime != DiskSimulatorRuntime.name:
+        if self.runtime != runtime.DiskSimulatorRuntime.name:
             raise InvalidInputError(
                 f"the runtime {self.runtime} keeps the states of clients in memory. "
                 "Leave out --client-states, or --runtime."
             )
-        return partial(DiskSimulatorRuntime, folder=self.client_states)
+        return partial(runtime.DiskSimulatorRuntime, folder=self.client_states)
 
     def algorithm_for(self, task: tasks.Task) -> str:
         """Return the algorithm that was chosen, or the task's own."""
@@ -332,7 +313,7 @@ class Experiment(Settings):
         built = algorithm_from(entry, settings, clients, steps)
         for text in self.wrappers:
             built = algorithms.read_wrapper(text)(built)
-        quantile = read_quantile(self.clip)
+        quantile = channels.read_quantile(self.clip)
         if quantile is not None:
             built = quantile_clipped(built, quantile)
         return steadied(built, self._measures)
@@ -343,7 +324,7 @@ class Experiment(Settings):
 
         A bound that follows the changes hides nothing.
         """
-        hidden = self.clip is not None and read_quantile(self.clip) is None
+        hidden = self.clip is not None and channels.read_quantile(self.clip) is None
         return self.safeguard and not hidden and not self.noise
 
     def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:
@@ -377,9 +358,3 @@ class Experiment(Settings):
         """Write the experiment into a run folder."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_atomically(folder / EXPERIMENT, text)
-
-
-def _cohort(job: Job) -> str:
-    if job.participants == job.clients:
-        return f"{job.clients} clients"
-    return f"{job.participants} of {job.clients} clients"

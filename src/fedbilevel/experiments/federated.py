@@ -5,7 +5,6 @@ first values, and builds the algorithm from that; both sides compare fingerprint
 settings and of the algorithm before anything is computed.
 """
 
-import functools
 import json
 import secrets
 from collections import OrderedDict
@@ -17,41 +16,31 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from fedbilevel import algorithms
-from fedbilevel._files import (
-    naming_damage,
-    read_arrays,
-    write_arrays,
-    write_atomically,
-)
+from fedbilevel import _files, algorithms, federation
 from fedbilevel._folders import FEDERATION
 from fedbilevel._types import Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.evaluation import split
-from fedbilevel.experiments.agreement import federated_entry, shared_settings
-from fedbilevel.experiments.blank import blank_of_texts, blank_task
+from fedbilevel.experiments.agreement import (
+    SiteSchema,
+    SiteSteps,
+    federated_entry,
+    require_alike,
+    shared_settings,
+)
 from fedbilevel.experiments.built import headline_only, leave_files
 from fedbilevel.experiments.channels import require_signal
+from fedbilevel.experiments.clients import agreed as agreed_weights
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
-from fedbilevel.experiments.served_model import check_blank, model_at
-from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.site_steps import SiteSteps
-from fedbilevel.experiments.weights import agreed as agreed_weights
-from fedbilevel.experiments.weights import counted
-from fedbilevel.federation import (
-    PROTOCOL,
-    FederationRuntime,
-    Identity,
-    Member,
-    Roster,
-    ServerReleases,
-    Terms,
-    Transport,
-    blind_job,
-    settings_fingerprint,
+from fedbilevel.experiments.served_model import (
+    blank_of_texts,
+    blank_task,
+    check_blank,
+    model_at,
 )
 from fedbilevel.federation.server.measuring import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
@@ -59,7 +48,6 @@ from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
     Job,
-    Ledger,
     OnRound,
     Outcome,
     Sampling,
@@ -68,19 +56,18 @@ from fedbilevel.runtime import (
     execute,
 )
 from fedbilevel.runtime.job import ABSENT, RENEWED
-from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.traced_calls import SAMPLES
-from fedbilevel.studies.single import result_of
+from fedbilevel.studies.single import Ran, executed, result_of
 
 ATTENDANCE, LEFT_OUT = "attendance.npz", "left-out.jsonl"
 RELEASES = "releases.json"
 
 
 def serve(
-    transport: Transport,
+    transport: federation.Transport,
     experiment: Experiment,
     folder: Path,
-    terms: Terms,
+    terms: federation.Terms,
     *,
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
@@ -111,17 +98,25 @@ def serve(
     job, sites = agreed(experiment, roster)
     if blank is not None:
         check_blank(blank, sites, job)
-    left_out = functools.partial(_note, folder / LEFT_OUT)
-    releases, metrics = ServerReleases(folder / RELEASES), tuple(sites.metrics)
-    runtime = FederationRuntime(
-        job, roster, metrics, left_out, sites.concludes, releases, made
+
+    def left_out(entry: dict[str, Any]) -> None:
+        with (folder / LEFT_OUT).open("a") as file:  # restarts add to it
+            file.write(json.dumps(entry) + "\n")
+
+    runtime = federation.FederationRuntime(
+        job,
+        roster,
+        tuple(sites.metrics),
+        left_out,
+        sites.concludes,
+        federation.ServerReleases(folder / RELEASES),
+        made,
     )
     stopping = experiment.stopping(sites.headline)
     runtime.check(stopping)
-    rounds, ledger = experiment.sizes(sites.recommended)["rounds"], Ledger(job)
-    privacy_spent(job, ledger, rounds)  # or why not, before it runs
+    rounds = experiment.sizes(sites.recommended)["rounds"]
     require_signal(experiment, job, rounds, report)
-    outcome = execute(
+    ran = executed(
         runtime,
         rounds,
         measure_every=experiment.measure_every or 1,
@@ -131,11 +126,14 @@ def serve(
         on_round=on_round,
     )
     counts = preparation.sites if preparation is not None else ()
-    result = _result(experiment, sites, outcome, runtime, ledger, counts)
-    result = replace(result, config={**result.config, "data": _held(counts, words)})
+    result = _result(experiment, sites, runtime, ran, counts)
+    held = [{"name": f"client {k}", "rows": rows} for k, rows in enumerate(counts)]
+    data = {"sites": held, "remarks": [words]}
+    result = replace(result, config={**result.config, "data": data})
     if blank is not None:
         result = replace(result, model=model_at(blank, result, sites.task))
-    write_arrays(folder / ATTENDANCE, {"attendance": outcome.state.attendance})
+    attendance = ran.outcome.state.attendance
+    _files.write_arrays(folder / ATTENDANCE, {"attendance": attendance})
     if steps is not None:
         experiment.save(folder)  # as it was run, for a replay
     result.save(folder)
@@ -146,17 +144,17 @@ def serve(
 
 
 def gathered(
-    transport: Transport,
+    transport: federation.Transport,
     experiment: Experiment,
-    identity: Identity,
-    terms: Terms,
+    identity: federation.Identity,
+    terms: federation.Terms,
     report: Callable[[str], None],
     seal: Seal,
     steps: SiteSteps | None,
-) -> Roster:
+) -> federation.Roster:
     """Say hello to the sites: to all at the first attempt, later to a minimum."""
     weights = agreed_weights(experiment)
-    roster = Roster(
+    roster = federation.Roster(
         transport,
         experiment.sites,
         identity,
@@ -165,16 +163,16 @@ def gathered(
         weights=() if isinstance(weights, str) else weights,
         check_facts=SiteSchema.check,
         seal=seal,
-        steps=None if steps is None else steps.info(),
+        steps=None if steps is None else asdict(steps),
     )
     first = identity.attempt == 1
     roster.gather(terms.patience, enough=roster.clients if first else terms.minimum)
     return roster
 
 
-def _identity(folder: Path, experiment: Experiment) -> Identity:
+def _identity(folder: Path, experiment: Experiment) -> federation.Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    settings = settings_fingerprint(shared_settings(experiment))
+    settings = federation.settings_fingerprint(shared_settings(experiment))
     path = folder / FEDERATION
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
@@ -185,35 +183,39 @@ def _identity(folder: Path, experiment: Experiment) -> Identity:
                 "the settings it was begun with, or choose a new folder."
             )
         name, attempt = held["federation"], held["attempt"]
-    identity = Identity(name, settings, attempt + 1)
-    text = json.dumps({"protocol": PROTOCOL, **asdict(identity)}) + "\n"
-    write_atomically(path, text)
+    identity = federation.Identity(name, settings, attempt + 1)
+    text = json.dumps({"protocol": federation.PROTOCOL, **asdict(identity)}) + "\n"
+    _files.write_atomically(path, text)
     return identity
 
 
 def _begun(path: Path) -> dict[str, Any]:
     """Read which federation was begun in a folder."""
-    with naming_damage(path):
+    with _files.naming_damage(path):
         held = json.loads(path.read_text())
         written = held.get("protocol", "2 or older")
-        if written == PROTOCOL:
+        if written == federation.PROTOCOL:
             kinds = {"federation": str, "settings": str, "attempt": int}
             if not all(isinstance(held[name], kind) for name, kind in kinds.items()):
                 raise TypeError("it names no federation")
             return {name: held[name] for name in kinds}
     raise CheckpointError(
         f"{path.parent} holds a federation that was begun under protocol {written}, "
-        f"this version of fedbilevel speaks {PROTOCOL}. Finish it with the version "
-        "that began it, or choose a new folder."
+        f"this version of fedbilevel speaks {federation.PROTOCOL}. Finish it with "
+        "the version that began it, or choose a new folder."
     )
 
 
-def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
+def agreed(experiment: Experiment, roster: federation.Roster) -> tuple[Job, SiteSchema]:
     """Return the job that all sites agree on, or name one that differs."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
     for client, member in sorted(roster.members.items()):
-        _check_alike(first, facts, client, member.facts)
+        require_alike(
+            (f"client {client}", member.facts.get("alike", {})),
+            (f"client {first}", facts.get("alike", {})),
+            "all sites",
+        )
         apart = _differences(roster.members[first], member)
         apart -= {"rounds"} if experiment.rounds else set()
         if apart:
@@ -230,7 +232,7 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
     private = [OrderedDict(zip(at, flags, strict=True)) for at, flags in levels]
     recommended, entry = sites.recommended, entry_of(experiment, sites.algorithm)
     batch = experiment.sizes(recommended)["batch"]
-    job = blind_job(
+    job = federation.blind_job(
         experiment.algorithm_by(entry, recommended, roster.clients),
         (x, y),
         roster.clients,
@@ -242,19 +244,6 @@ def agreed(experiment: Experiment, roster: Roster) -> tuple[Job, SiteSchema]:
         weights=roster.weights,
     )
     return job, sites
-
-
-def _check_alike(
-    first: int, facts: Mapping[str, Any], client: int, others: Mapping[str, Any]
-) -> None:
-    """Raise where a site has another model than the first, or another tokenizer."""
-    held, found = facts.get("alike", {}), others.get("alike", {})
-    for name in sorted(unlike(held, found)):
-        raise InvalidInputError(
-            f"the {name} of client {client} is not that of client {first}: their "
-            f"fingerprints are {found.get(name)} and {held.get(name)}. Copy the same "
-            "files to all sites."
-        )
 
 
 def entry_of(experiment: Experiment, named: str) -> Entry:
@@ -271,7 +260,7 @@ def entry_of(experiment: Experiment, named: str) -> Entry:
     return federated_entry(own)
 
 
-def _differences(one: Member, other: Member) -> set[str]:
+def _differences(one: federation.Member, other: federation.Member) -> set[str]:
     """Return the names of what two clients report differently."""
     names = unlike(one.facts, other.facts)
     mine, theirs = one.facts.get("recommended"), other.facts.get("recommended")
@@ -287,42 +276,33 @@ def _differences(one: Member, other: Member) -> set[str]:
 def _result(
     experiment: Experiment,
     sites: SiteSchema,
-    outcome: Outcome,
-    runtime: FederationRuntime,
-    ledger: Ledger,
+    runtime: federation.FederationRuntime,
+    ran: Ran,
     counts: Sequence[int],
 ) -> Result:
     """Return the result with the fields of a simulated one."""
-    sizes, state = experiment.sizes(sites.recommended), outcome.state
-    settings = {
-        "rounds": sizes["rounds"],
-        "runtime": runtime.name,
-        "measure_every": experiment.measure_every or 1,
-        "local_steps": sizes["local_steps"],
+    job, state = runtime.job, ran.outcome.state
+    config = {
+        "local_steps": experiment.sizes(sites.recommended)["local_steps"],
         "task": sites.task,
         "headline": sites.headline,
         "seed": experiment.seed,
         **experiment.channel_settings(),
     }
-    job = runtime.job
-    spent = runtime.privacy_spent()
-    result = result_of(job, outcome, ledger, experiment.label, settings, spent)
+    result = result_of(job, ran, experiment.label, config, runtime.privacy_spent())
     shown = result.point if sites.shows_point else {}
     point = {name: leaf.tolist() for name, leaf in shown.items()}
     # Only now it is known that the run has ended.
     concluded, quality = split(
-        runtime.conclude(state, int(outcome.columns["round"][-1])), counts
+        runtime.conclude(state, int(ran.outcome.columns["round"][-1])), counts
     )
     own = {**result.final, **point}
     return replace(
         result,
         algorithm=entry_of(experiment, sites.algorithm).name,
         levels=None,  # the server knows names of leaves, and no structure
-        final={
-            **own,
-            **together(list(concluded.values())),
-            **own,
-        },  # sites cannot overwrite the server's values
+        # Sites cannot overwrite the server's values.
+        final={**own, **together(list(concluded.values())), **own},
         counts=_served_counts(job, result.counts, state.traffic),
         quality=quality,
         events=[*result.events, *quality.get("warnings", ())],
@@ -344,18 +324,6 @@ def _served_counts(
     return {**counts, **({"bounds": bounds} if bounds else {}), "wire": wire}
 
 
-def _held(counts: Sequence[int], words: str) -> dict[str, Any]:
-    """Return what is known of the rows of sites, for a report."""
-    sites = [{"name": f"client {k}", "rows": rows} for k, rows in enumerate(counts)]
-    return {"sites": sites, "remarks": [words]}
-
-
-def _note(path: Path, entry: dict[str, Any]) -> None:
-    """Write down a reply that was not taken; restarts add to the file."""
-    with path.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
-
-
 def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
     """Repeat a federation in the simulator, with the clients that took part.
 
@@ -368,8 +336,8 @@ def replay(folder: Path) -> tuple[Result, Outcome, AbstractAlgorithm]:
             "replayed, made by `fedbilevel federate --out` or `fedbilevel serve`."
         )
     deployed = Result.load(folder)
-    with naming_damage(folder / ATTENDANCE):
-        record = read_arrays(folder / ATTENDANCE)["attendance"]
+    with _files.naming_damage(folder / ATTENDANCE):
+        record = _files.read_arrays(folder / ATTENDANCE)["attendance"]
     if np.max(record, initial=ABSENT) > RENEWED:
         raise CheckpointError(
             f"{folder} holds sums that were asked again of other rows, which only "

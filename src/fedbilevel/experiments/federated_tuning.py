@@ -15,10 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbilevel import federation
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, DivergedError, InvalidInputError
-from fedbilevel.experiments.agreement import shared_settings
+from fedbilevel.experiments.agreement import (
+    SiteSteps,
+    shared_settings,
+    without_searched,
+)
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.federated import agreed, entry_of, gathered
 from fedbilevel.experiments.run_folder import (
@@ -26,17 +31,7 @@ from fedbilevel.experiments.run_folder import (
     require_same_search,
     write_json,
 )
-from fedbilevel.experiments.searching import NamedSearch, Tuning
-from fedbilevel.experiments.site_steps import SiteSteps, without_searched
-from fedbilevel.experiments.tuning import search_of
-from fedbilevel.federation import (
-    FederationRuntime,
-    Identity,
-    Roster,
-    Terms,
-    Transport,
-    settings_fingerprint,
-)
+from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of
 from fedbilevel.federation.server.measuring import willing
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.runtime import Watch, execute
@@ -50,10 +45,10 @@ _LOSS = "upper_loss"
 
 
 def tune_at_sites(
-    transport: Transport,
+    transport: federation.Transport,
     experiment: Experiment,
     folder: Path,
-    terms: Terms,
+    terms: federation.Terms,
     tuning: Tuning,
     rounds: int,
     *,
@@ -117,10 +112,10 @@ def _steps(named: NamedSearch, point: Point) -> dict[str, str]:
 class _Trials(NamedTuple):
     """Makes one trial after the other at the sites of a transport."""
 
-    transport: Transport
+    transport: federation.Transport
     experiment: Experiment
     folder: Path
-    terms: Terms
+    terms: federation.Terms
     seal: Seal
     report: Callable[[str], None]
 
@@ -144,7 +139,7 @@ class _Trials(NamedTuple):
         path = self.folder / f"trial-{number}-seed-{given.seed}.json"
         if path.exists():
             held = read_json(path)
-            if held.get("told") != given.info():
+            if held.get("told") != asdict(given):
                 raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
             return math.inf if held["value"] is None else float(held["value"])
         try:
@@ -152,7 +147,7 @@ class _Trials(NamedTuple):
         except DivergedError:
             value = math.inf
         finite = math.isfinite(value)
-        write_json(path, {"told": given.info(), "value": value if finite else None})
+        write_json(path, {"told": asdict(given), "value": value if finite else None})
         return value if finite else math.inf
 
     def _made(self, given: SiteSteps, rounds: int) -> float:
@@ -160,7 +155,7 @@ class _Trials(NamedTuple):
         job, sites = agreed(given.applied(self.experiment), roster)
         # Metrics may know test rows: sites that hold rows out measure none.
         metrics = () if given.held_out else tuple(sites.metrics)
-        runtime = FederationRuntime(job, roster, metrics)
+        runtime = federation.FederationRuntime(job, roster, metrics)
         if not willing(runtime.exchanges, "measures"):
             raise InvalidInputError(
                 "no site judges a trial: with masks its operator must allow it (`node "
@@ -176,10 +171,10 @@ class _Trials(NamedTuple):
             judged.append(float(outcome.columns[column][-1]))
         return float(np.mean(judged))
 
-    def _gathered(self, given: SiteSteps) -> Roster:
+    def _gathered(self, given: SiteSteps) -> federation.Roster:
         """Say hello to all sites, as the server of a federation of its own."""
-        settings = settings_fingerprint(shared_settings(self.experiment))
-        identity = Identity(secrets.token_hex(16), settings, 1)
+        settings = federation.settings_fingerprint(shared_settings(self.experiment))
+        identity = federation.Identity(secrets.token_hex(16), settings, 1)
         how = (self.terms, self.report, self.seal, given)
         return gathered(self.transport, self.experiment, identity, *how)
 

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
 from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments.hypergradient_names import (
-    HYPERGRADIENTS,
-    SERIES,
-    hypergradient_options,
-    named_hypergradient,
+from fedbilevel.hypergradient import (
+    DARTS,
+    SAMA,
+    AbstractHypergradient,
+    ForwardGradient,
+    Neumann,
+    RandomNeumann,
+    Unrolled,
 )
-from fedbilevel.hypergradient import AbstractHypergradient, Neumann, RandomNeumann
 from fedbilevel.schedules import (
     Constant,
     CubeRootDecay,
@@ -50,8 +52,16 @@ MEANINGS = {
     "auxiliary_weight": "what z's direction forgets in a step; as y's if left out",
     **{one.name: one.metadata["meaning"] for one in fields(Neumann)},
 }
-
-
+# Hypergradient estimators besides a method's own series, each with the options that set
+# its first fields. They take those of a series: theta is a lower step, or what stands
+# for the inverse Hessian, and q a number of lower steps.
+SERIES, _OF_SERIES = "series", ("q", "theta")
+HYPERGRADIENTS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "darts": (DARTS, ("theta",)),
+    "forward-gradient": (ForwardGradient, (*_OF_SERIES, "directions")),
+    "sama": (SAMA, ("theta",)),
+    "unrolled": (Unrolled, _OF_SERIES),
+}
 # Choices that have words of their own.
 _WORDS = {
     "alternating": ("order", {"simultaneous": False, "alternating": True}),
@@ -87,7 +97,7 @@ def options_of(entry: Entry) -> dict[str, Option]:
         meaning = one.metadata.get("meaning", "")
         sets = _effective_of(one)
         if one.type is AbstractHypergradient:
-            known |= {n: Option(n, *_KINDS[n], MEANINGS[n]) for n in ("q", "theta")}
+            known |= {name: _RECOMMENDED[name] for name in _OF_SERIES}
             known |= {one.name: one for one in (_HYPERGRADIENT, _DIRECTIONS)}
             if entry.rule is RandomNeumann:
                 known["length"] = _LENGTH
@@ -99,9 +109,8 @@ def options_of(entry: Entry) -> dict[str, Option]:
             chosen = next(n for n, flag in values.items() if flag == one.default)
             kind = " or ".join(values)
             known[word] = Option(word, kind, chosen, f"sets {letter}: {meaning}")
-        for name in sets.names if sets else ():
-            if name in MEANINGS:
-                known[name] = Option(name, *_KINDS[name], MEANINGS[name])
+        names = sets.names if sets else ()
+        known |= {name: _RECOMMENDED[name] for name in names if name in MEANINGS}
     return known
 
 
@@ -121,8 +130,10 @@ _HYPERGRADIENT = Option(
 _DIRECTIONS = Option(
     "directions", "count", "1", "random directions of hypergradient=forward-gradient"
 )
-_KINDS = {name: ("number", "the task's") for name in MEANINGS}
-_KINDS["q"] = ("count", "the task's")
+_RECOMMENDED = {
+    name: Option(name, "count" if name == "q" else "number", "the task's", meaning)
+    for name, meaning in MEANINGS.items()
+}
 
 
 def _effective_of(one: Field) -> Effective | None:
@@ -224,7 +235,7 @@ class _Reader:
         word, values = _WORDS.get(one.name, ("", {}))
         effective = _effective_of(one)
         if one.type is AbstractHypergradient:
-            self.made[one.name] = self._series()
+            self.made[one.name] = self._estimator()
         elif letter in self.options:
             self.made[one.name] = self._value(letter, one)
         elif word in self.options:
@@ -238,15 +249,18 @@ class _Reader:
                 f"({one.metadata.get('meaning', 'a number')})."
             )
 
-    def _series(self) -> AbstractHypergradient:
-        chosen = self.options.get("hypergradient", SERIES)
-        if chosen != SERIES:
-            return named_hypergradient(chosen, self.options, self._count, self._number)
-        kind: Any = self.entry.rule
-        words = {"random": RandomNeumann, "full": Neumann}
+    def _estimator(self) -> AbstractHypergradient:
+        known = {SERIES: (self.entry.rule, _OF_SERIES), **HYPERGRADIENTS}
+        kind, letters = known[SERIES]
+        if "hypergradient" in self.options:
+            kind, letters = self._word("hypergradient", known, "value of hypergradient")
         if kind is RandomNeumann and "length" in self.options:
+            words = {"random": RandomNeumann, "full": Neumann}
             kind = self._word("length", words, "length")
-        return kind(self._count("q"), self._number("theta"))
+        given = [one for one in letters if one in self.options or one in _OF_SERIES]
+        return kind(
+            *(self._number(o) if o == "theta" else self._count(o) for o in given)
+        )
 
     def _value(self, letter: str, one: Field) -> Any:
         if one.type is int:
@@ -342,7 +356,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
                 written["length"] = "full" if isinstance(value, Neumann) else "random"
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type is AbstractHypergradient:
-            written |= hypergradient_options(value, _number_text) or {}
+            written |= _estimator_options(value)
         elif one.type == Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
@@ -352,6 +366,16 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
         elif value is not None:
             written[letter] = _number_text(value)
     return written
+
+
+def _estimator_options(value: AbstractHypergradient) -> dict[str, str]:
+    """Return what builds an estimator again; nothing if it has no name."""
+    for name, (kind, letters) in HYPERGRADIENTS.items():
+        if type(value) is kind:
+            held = [getattr(value, one.name) for one in fields(kind)]
+            texts = [str(v) if isinstance(v, int) else _number_text(v) for v in held]
+            return {"hypergradient": name, **dict(zip(letters, texts, strict=False))}
+    return {}
 
 
 def _number_text(value: Any) -> str:

@@ -11,18 +11,9 @@ from fedbilevel import algorithms, tasks
 from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments import field
+from fedbilevel.experiments import field, traits
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.field import Place, Row
-from fedbilevel.experiments.traits import (
-    KNOWN,
-    QUESTIONS,
-    drifts,
-    fitting,
-    known_how,
-    question_of,
-    traits_of,
-)
 from fedbilevel.tasks import Task
 
 MOST = 3
@@ -58,8 +49,8 @@ class Situation:
             raise InvalidInputError(
                 f"participants={self.participants}: there are {self.clients} clients."
             )
-        if self.question is not None and self.question not in QUESTIONS:
-            raise unknown_name("question", self.question, QUESTIONS)
+        if self.question is not None and self.question not in traits.QUESTIONS:
+            raise unknown_name("question", self.question, traits.QUESTIONS)
 
     @property
     def some(self) -> bool:
@@ -112,8 +103,9 @@ def recommend(
 
     def order(entry: Entry) -> tuple:
         own = entry.name != known.algorithm
-        well = list(KNOWN).index(known_how(entry))
-        return (*ranking.order(entry.name), own, well, len(traits_of(entry.name)))
+        well = list(traits.KNOWN).index(traits.known_how(entry))
+        needs = len(traits.traits_of(entry.name))
+        return (*ranking.order(entry.name), own, well, needs)
 
     ordered = sorted(entries, key=lambda one: (*order(one), one.name))
     return [
@@ -165,7 +157,7 @@ def _question(known: _Known) -> str:
     if known.own_lower:
         return "own-y"
     if known.algorithm is not None:
-        return question_of(algorithms.find(known.algorithm))
+        return traits.question_of(algorithms.find(known.algorithm))
     return "shared-y"
 
 
@@ -178,9 +170,9 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
         "all-clients": asked.some,
     }
     left_out = [word for word, flag in without.items() if flag]
-    found = fitting(question=question, without=left_out)
+    found = traits.fitting(question=question, without=left_out)
     if known.own_lower and question == "own-y":
-        found += fitting(question="shared-y", without=left_out)
+        found += traits.fitting(question="shared-y", without=left_out)
     if not known.small:
         found = [one for one in found if not one.kind.sends_hessian]
     if known.private:
@@ -194,12 +186,15 @@ def _candidates(known: _Known, asked: Situation, question: str) -> list[Entry]:
 
 
 def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
-    needs, reasons = traits_of(entry.name), [f"finds {QUESTIONS[question]}"]
+    needs, reasons = (
+        traits.traits_of(entry.name),
+        [f"finds {traits.QUESTIONS[question]}"],
+    )
     if entry.name == known.algorithm:
         reasons.append("is the task's own choice")
     if "alike-clients" in needs and not known.own_lower:
         reasons.append("is right for clients that are alike, and for those alone")
-    elif question == "shared-y" and drifts(entry.name):
+    elif question == "shared-y" and traits.drifts(entry.name):
         reasons.append("is right where clients differ, and drifts with local_steps > 1")
     elif question == "shared-y":
         reasons.append("is right where clients differ, too")

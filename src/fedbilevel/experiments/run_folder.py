@@ -5,14 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbilevel import _folders
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import (
-    CHECKPOINT,
-    EXPERIMENT,
-    FEDERATION,
-    open_folder,
-    require_unfinished,
-)
 from fedbilevel._schema import Tuning, checked, command_line
 from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
@@ -56,7 +50,7 @@ def require_extension(experiment: Experiment, folder: Path) -> None:
             f"{folder} holds this very run, finished after {done} rounds. Ask for more "
             f"than {done} --rounds to extend it, or choose another folder."
         )
-    if (folder / FEDERATION).exists():
+    if (folder / _folders.FEDERATION).exists():
         raise CheckpointError(
             f"{folder} holds a federation, which a simulation cannot continue. Choose "
             "another folder."
@@ -65,11 +59,12 @@ def require_extension(experiment: Experiment, folder: Path) -> None:
 
 def require_served_again(experiment: Experiment, folder: Path) -> None:
     """Raise unless a folder is new, or holds this federation, begun and not ended."""
-    require_unfinished(folder)
-    if not (folder / EXPERIMENT).exists():
-        open_folder(folder, resume=False)
+    _folders.require_unfinished(folder)
+    if not (folder / _folders.EXPERIMENT).exists():
+        _folders.open_folder(folder, resume=False)
         return
-    if (folder / CHECKPOINT).exists() and not (folder / FEDERATION).exists():
+    is_federation = (folder / _folders.FEDERATION).exists()
+    if (folder / _folders.CHECKPOINT).exists() and not is_federation:
         raise CheckpointError(
             f"{folder} holds a simulation. Continue it with `fedbilevel resume "
             f"{folder}`, and choose a new folder for the federation."

@@ -1,7 +1,8 @@
-"""The model that a run leaves behind: its task says how, its point has the numbers.
+"""The model that a federation leaves behind: its task says how it is made.
 
-Where rows stay at sites, the server asks a task on made-up rows, which has layers of
-the same shapes.
+Where rows stay at sites, the server asks the task on made-up rows. It is given how
+columns were prepared, or how many tokens texts have; so its layers have the shapes of
+those at the sites, and it recommends for the largest of them.
 """
 
 from collections.abc import Mapping
@@ -11,16 +12,79 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel._table_choices import FLAGS
+from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments.agreement import meaning
+from fedbilevel.experiments.agreement import SiteSchema, meaning, require_alike
 from fedbilevel.experiments.built import leave_files, model_of
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.site_schema import SiteSchema
 from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped
 from fedbilevel.runtime import Job
 from fedbilevel.tasks import Task
+from fedbilevel.tasks._texts import NOBODYS
+
+# Options of rows and their places: none changes a layer.
+_OF_ROWS = (*FLAGS, "partition", "rows", "split", "train")
+_FEWEST, _MOST, _OF_EACH_CLASS = 64, 10_000, 20  # made-up rows
+
+
+def alone_of(experiment: Experiment) -> Experiment:
+    """Return the experiment of one site, which knows how many there are."""
+    alone = replace(experiment, clients=1)
+    if "sites" not in experiment.task_options:
+        return alone
+    more = {"sites": str(experiment.sites)}
+    return replace(alone, options={**experiment.options, **more})
+
+
+def blank_of_texts(experiment: Experiment) -> Task | None:
+    """Return the task on made-up texts, where it is known how many the sites have."""
+    if "tokens" not in experiment.task_options or not experiment.options.get("tokens"):
+        return None
+    alone = alone_of(replace(experiment, weights="task"))
+    texts = {**alone.options, "data": NOBODYS}
+    return replace(alone, options=texts).build_task()[0]
+
+
+def blank_task(experiment: Experiment, preparation: Preparation) -> Task:
+    """Return the task of an experiment on made-up rows with the prepared columns."""
+    if "preparation" not in experiment.task_options:
+        raise _no_model(experiment)
+    held = {n: v for n, v in experiment.options.items() if n not in _OF_ROWS}
+    held |= {"group": "group"}  # for a task that compares groups of rows
+    alone = replace(experiment, clients=1, weights="task", options=held)
+    task, _, _ = alone.build_task(_made_up(preparation))
+    if task.predictor is None:
+        raise _no_model(experiment)
+    return task
+
+
+def _no_model(experiment: Experiment) -> InvalidInputError:
+    return InvalidInputError(
+        f"the task '{experiment.label}' makes no model of prepared columns. Leave "
+        "--preparation out: the folder of the server then holds the point alone."
+    )
+
+
+def _made_up(preparation: Preparation) -> Dataset:
+    """Return rows of zeros with all classes, half of them in a group of their own."""
+    classes = preparation.label.classes
+    # Recommended values may depend on how many rows the largest site has.
+    largest = min(max(preparation.sites, default=0), _MOST)
+    count = max(_FEWEST, _OF_EACH_CLASS * len(classes), largest)
+    label = np.zeros(count)
+    if classes:
+        label = np.arange(count, dtype=np.int32) % len(classes)
+    return Dataset(
+        "the preparation",
+        np.zeros((count, len(preparation.feature_names))),
+        label,
+        classes,
+        {"group": np.arange(count) // max(len(classes), 1) % 2},
+        preparation=preparation,
+    )
 
 
 def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
@@ -30,17 +94,10 @@ def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
     """
     if task.alike is not None:
         own, theirs = task.alike(task), sites.alike or {}
-        for name in sorted(one for one in own if own[one] != theirs.get(one)):
-            raise InvalidInputError(
-                f"the {name} of the sites is not that of the server: their "
-                f"fingerprints are {theirs.get(name)} and {own[name]}. Copy the same "
-                "files to the server and to all sites."
-            )
-    else:
-        _check_prepared(task, sites, job)
-
-
-def _check_prepared(task: Task, sites: SiteSchema, job: Job) -> None:
+        known = {name: theirs[name] for name in own if name in theirs}
+        everyone = "the server and to all sites"
+        require_alike(("the sites", known), ("the server", own), everyone)
+        return
     if sites.classes != settings_fingerprint(meaning(task, prepared=True)):
         own = sites.classes == settings_fingerprint(meaning(task, prepared=False))
         how = "each by its own rows" if own else "by another file, or for other classes"

@@ -1,7 +1,6 @@
 """A site of a named experiment: the rows of one client, and what it reports of them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
-from fedbilevel import _tree, algorithms, datasets
+from fedbilevel import _tree, algorithms, datasets, federation
 from fedbilevel.algorithms import Entry
 from fedbilevel.channels import PLAIN, SecureMean
 from fedbilevel.datasets import Preparation
@@ -19,26 +18,20 @@ from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.evaluation import NUMBERS
 from fedbilevel.experiments.agreement import (
+    SiteSchema,
+    SiteSteps,
     federated_entry,
     local_options,
     meaning,
     shared_settings,
+    without_searched,
 )
-from fedbilevel.experiments.blank import alone_of, blank_task
 from fedbilevel.experiments.built import model_of_levels, weighing
+from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.model_quality import reported_quality
-from fedbilevel.experiments.site_schema import SiteSchema
-from fedbilevel.experiments.site_steps import SiteSteps, without_searched
+from fedbilevel.experiments.served_model import alone_of, blank_task
 from fedbilevel.experiments.tuning import search_of
-from fedbilevel.experiments.weights import agreed, counted, decided, rows_of
-from fedbilevel.federation import (
-    Fingerprints,
-    Site,
-    SiteLimits,
-    algorithm_fingerprint,
-    settings_fingerprint,
-)
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
@@ -63,22 +56,18 @@ def build_site(
     holds: bool = True,
     report: Callable[[str], None] = print,
     seal: Seal = CHECKSUM,
-    limits: SiteLimits | None = None,
+    limits: federation.SiteLimits | None = None,
     identity: "SiteIdentity | None" = None,
     minimum: int = 2,
     tune: bool = False,
-) -> Site:
+) -> federation.Site:
     """Return client number `client` of the experiment, with its rows.
 
     The option `data` is where this site's own rows lie, and no others are read. In a
     `trial` it is data of all clients, partitioned as in a simulation, and this site
-    takes its part. `folder` keeps what the client remembers between exchanges. `holds`
-    says whether this process sees all packets that are sent to the client. `report`
-    gets unforeseen packets. `seal` is how it knows the server's. `limits` are what its
-    operator allows. With a secure mean, `identity` has the keys by which the sites know
-    each other, and `minimum` is the fewest sites that this one's reply is summed with,
-    itself among them. With `tune` it takes steps from the server, of those that a
-    search may choose, and holds rows out where the server tries some.
+    takes its part. With `tune` it takes steps from the server, of those that a search
+    may choose, and holds rows out where the server tries some. All else is as in
+    `Site`.
     """
     clients = experiment.sites
     if not 2 <= minimum <= max(clients, 2):
@@ -90,28 +79,37 @@ def build_site(
         raise InvalidInputError(
             f"client {client}: the {clients} clients are numbered from 0."
         )
-    made = None if trial else _preparation(experiment)
+    place = None if trial else experiment.options.get("preparation")
+    made = read_preparation(place) if place else None
     experiment, _ = counted(experiment, made)
-    settings, asked = settings_fingerprint(shared_settings(experiment)), experiment
+    chosen = experiment.weights
+    weights = as_weights(chosen if isinstance(chosen, tuple) else None, clients)
+    settings = federation.settings_fingerprint(shared_settings(experiment))
+    asked = experiment
     if tune:
         experiment.require_tunable()
         experiment = without_searched(experiment)
-    task, values = _task(experiment, client, clients, trial)
+    task, values = _task(experiment, client, trial)
+    task = weighing(task, [float(weights[client])])
     if made is not None:
         task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
     entry = federated_entry(named)
-    with _known_as(client, task.names[0] if trial and task.names else ""):
+    try:
         job = _job(experiment, task, entry, clients)
+    except AtClientError as error:
+        # Alone, it is client 0.
+        name = task.names[0] if trial and task.names else ""
+        raise error.at(name, client) from error.__cause__
     if not trial:
         _check_rows(job)
     schema = _schema(task, job, algorithms.identity(named), values, experiment)
     if tune:
         schema = replace(schema, tuned_by=task.tuned_by or HELD_OUT)
-    return Site(
+    return federation.Site(
         job,
         client,
-        Fingerprints(settings, algorithm_fingerprint(job)),
+        federation.Fingerprints(settings, federation.algorithm_fingerprint(job)),
         facts=schema.plain(),
         folder=folder,
         holds=holds,
@@ -121,7 +119,7 @@ def build_site(
         limits=limits,
         identity=identity,
         minimum=minimum,
-        largest_weight=float(_weights(experiment, clients).max()),
+        largest_weight=float(weights.max()),
         follow=_following(asked, task, entry, job, client) if tune else None,
         source=None if trial else _source(experiment),
     )
@@ -200,45 +198,27 @@ def _following(
     return follow
 
 
-@contextmanager
-def _known_as(client: int, name: str) -> Iterator[None]:
-    """Give this client its number, and its name, in an error: alone, it is client 0."""
-    try:
-        yield
-    except AtClientError as error:
-        raise error.at(name, client) from error.__cause__
-
-
 def _task(
-    experiment: Experiment, client: int, clients: int, trial: bool
+    experiment: Experiment, client: int, trial: bool
 ) -> tuple[Task, dict[str, Any]]:
     """Build the task of one client: of its own rows, or of its share of all."""
     alone = experiment if trial else alone_of(experiment)
     task, values, _ = replace(alone, weights="task").build_task()
-    if trial and task.data.clients != clients:
+    known = task.data.clients
+    if trial and known != experiment.sites:
         raise InvalidInputError(
-            f"task '{experiment.label}' has {task.data.clients} clients, not {clients}."
+            f"task '{experiment.label}' has {known} clients, not {experiment.sites}."
         )
-    if trial:
-        task = _share(task, client)
-    return _weighed(task, experiment, client, clients), values
-
-
-def sized_here(experiment: Experiment) -> Experiment:
-    """Return an experiment of a trial with as many sites as its data name, or 4."""
-    if experiment.clients is not None:
-        return experiment
-    task = replace(experiment, weights="task").build_task()[0]
-    return replace(experiment, clients=task.data.clients if task.names else 4)
-
-
-def counted_here(experiment: Experiment) -> tuple[Experiment, str]:
-    """Return an experiment of a trial with what sites count, and how to say it."""
-    rows = None
-    if experiment.weights in (None, "rows"):
-        rows = rows_of(replace(experiment, weights="task").build_task()[0])
-    weights, words = decided(experiment, rows, experiment.sites)
-    return replace(experiment, weights=weights or agreed(experiment)), words
+    task = _share(task, client) if trial else task
+    own = float(task.data.weights[0])
+    if experiment.weights == "task" and own != 1:
+        # Without one it weighs 1: the server would not know of another.
+        raise InvalidInputError(
+            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
+            "in a federation the operator of the server decides what clients count. "
+            "Give --weights, on the server and at all sites alike."
+        )
+    return task, values
 
 
 def _share(task: Task, client: int) -> Task:
@@ -250,12 +230,6 @@ def _share(task: Task, client: int) -> Task:
         mine = (dealt if tested.site is None else tested.site) == client
         tested = Tested(tested.features[mine], tested.label[mine], None)
     return replace(task, data=data, tested=tested, names=task.names[own])
-
-
-def _preparation(experiment: Experiment) -> Preparation | None:
-    """Return how all sites prepare their columns, where there is a file of it."""
-    place = experiment.options.get("preparation")
-    return read_preparation(place) if place else None
 
 
 def _as_prepared(
@@ -280,32 +254,12 @@ def _as_prepared(
     return replace(task, recommended=known.recommended, algorithm=known.algorithm)
 
 
-def _weighed(task: Task, experiment: Experiment, client: int, clients: int) -> Task:
-    """Give a client the weight that the settings say, which all sides compare.
-
-    Without one a client weighs 1: the server would not know of another.
-    """
-    own = float(task.data.weights[0])
-    if agreed(experiment) == "task" and own != 1:
-        raise InvalidInputError(
-            f"task '{experiment.label}' gives client {client} the weight {own:g}, but "
-            "in a federation the operator of the server decides what clients count. "
-            "Give --weights, on the server and at all sites alike."
-        )
-    return weighing(task, [float(_weights(experiment, clients)[client])])
-
-
-def _weights(experiment: Experiment, clients: int) -> Any:
-    """Return the weights that were agreed on; all are 1 if none was."""
-    chosen = agreed(experiment)
-    return as_weights(None if isinstance(chosen, str) else chosen, clients)
-
-
 def _schema(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
 ) -> SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
     own = local_options(experiment.task)
+    prepared = bool(values.get("preparation"))
     # Recommended values may depend on the rows; chosen ones do not.
     sizes = experiment.sizes(task.recommended)
     usual = {**task.recommended, **sizes}
@@ -316,7 +270,7 @@ def _schema(
         headline=task.headline,
         shows_point=task.shows_point,
         task={option: value for option, value in values.items() if option not in own},
-        classes=settings_fingerprint(meaning(task, bool(values.get("preparation")))),
+        classes=federation.settings_fingerprint(meaning(task, prepared)),
         metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
         concludes=_concludes(task),
         x=_tree.leaf_names(job.x),

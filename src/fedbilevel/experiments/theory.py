@@ -16,14 +16,7 @@ from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import as_options
 from fedbilevel.runtime import configure
 from fedbilevel.studies.calibration import SettingOf, calibrated
-from fedbilevel.studies.planning import (
-    PRESETS,
-    Ground,
-    checked,
-    measure_ground,
-    planned_by_theory,
-    refuse_constants,
-)
+from fedbilevel.studies.planning import Ground, check_preset, checked, measure_ground
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import CLAIMS, algorithm_by, subject_of, theorem_for
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan
@@ -89,16 +82,13 @@ def planned(
 ) -> Plan:
     """Plan a run of a task by the `theory` or the `practical` preset."""
     aim = {"iterations": iterations, "target": target}
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
-    entry = theorist(str(experiment.algorithm))
-    number = theorem_for(entry.kind, theorem)
+    check_preset(preset, given)
+    number = theorem_for(theorist(str(experiment.algorithm)).kind, theorem)
     if preset == "theory":
         # The plan's own K has the same constants: clients are assumed to be alike.
         built = _with_numbers(experiment).build()
         ground = measure_ground(built.setting, built.algorithm, built.rounds, given)
-        return planned_by_theory(ground, number, clients, **aim)
-    refuse_constants(given)
+        return ground.plan(number, clients, **aim)
     return practical_plan(calibrate(experiment, number, seeds), clients, **aim)
 
 

@@ -6,6 +6,7 @@ file says of it.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -130,19 +131,16 @@ def fitting(
 def _of_packages() -> list[Entry]:
     entries = []
     for name in algorithms.installed():
-        try:
+        with suppress(FedbilevelError):
             entries.append(algorithms.find(name))
-        except FedbilevelError:
-            continue
     return entries
 
 
 def _suits(name: str, needs: Sequence[str], without: Sequence[str]) -> bool:
-    try:
-        words = traits_of(name)
-    except FedbilevelError:
-        return False
-    return {*needs} <= {*words} and not {*without} & {*words}
+    with suppress(FedbilevelError):
+        words = {*traits_of(name)}
+        return {*needs} <= words and not {*without} & words
+    return False
 
 
 def _check(kind: str, given: Sequence[str], known: Mapping[str, Any]) -> None:

@@ -50,15 +50,6 @@ def run_plan(
     return setting, run_seeds(job, rounds or plan.rounds, range(seeds))
 
 
-def first_guess(
-    algorithm: AbstractAlgorithm, setting: Setting, iterations: int
-) -> Calibration:
-    """Return a calibration that is not measured yet, from an algorithm's parameters."""
-    theorem, chosen, rule = parameters_of(algorithm, setting.data.clients)
-    series = (float(rule.theta), rule.q)
-    return Calibration(theorem, iterations, chosen, *series, setting.sizes, value=1.0)
-
-
 def calibrate(
     problem: Problem,
     data: Callable[[int], ClientData],
@@ -80,8 +71,10 @@ def calibrate(
     """
     about = (metrics, headline, sampling)
     setting_of = setting_by_clients(problem, data, start, *about)
-    first = first_guess(algorithm, setting_of(clients), iterations)
-    kind = type(algorithm.unwrapped())
+    setting, kind = setting_of(clients), type(algorithm.unwrapped())
+    theorem, chosen, rule = parameters_of(algorithm, setting.data.clients)
+    series = (float(rule.theta), rule.q)
+    first = Calibration(theorem, iterations, chosen, *series, setting.sizes, value=1.0)
     return calibrated(setting_of, kind, first, seeds, search=search)
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import COMPARED, TUNING, open_folder
+from fedbilevel._folders import COMPARED, TUNING
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -54,9 +54,8 @@ EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 class Contender:
     """An algorithm of a comparison: one of `candidates`, or several to be tuned over.
 
-    They are a sequence, or a `Search`.
-
-    With `pools` it runs on the rows of all clients, as if they could be moved.
+    They are a sequence, or a `Search`. With `pools` it runs on the rows of all clients,
+    as if they could be moved.
     """
 
     candidates: Search | Sequence[AbstractAlgorithm]
@@ -71,6 +70,26 @@ class Contender:
             return Contender(given)
         alone = isinstance(given, AbstractAlgorithm)
         return Contender((given,) if alone else tuple(given))
+
+    @property
+    def alone(self) -> AbstractAlgorithm | None:
+        """The algorithm where there is nothing to tune."""
+        many = self.candidates
+        return None if isinstance(many, Search) or len(many) != 1 else many[0]
+
+    @property
+    def limited(self) -> Search | None:
+        """The search that a budget limits; lists are tried as they are given."""
+        many = self.candidates
+        return many if isinstance(many, Search) and not many.is_list else None
+
+    def placed(self, setting: Setting) -> Setting:
+        """Return the setting with all rows in one place, for methods that allow it."""
+        if not self.pools or not isinstance(setting.data, ClientData):
+            return setting
+        alone = {"participants": None, "participation": None}
+        sampling = replace(setting.sampling, **alone)
+        return replace(setting, data=setting.data.pooled(), sampling=sampling)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,44 +177,60 @@ def compared(
     keeping: Keeping | None = None,
     about: Callable[[str], None] = lambda name: None,
     tuning: Mapping[str, int] | None = None,
-    **more: Any,
+    watch: Watch | None = None,
+    task: str = "custom",
+    config: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> Comparison:
     """Compare in a setting; `about(name)` is called before each of them.
 
-    `tuning` has the `rungs` of a search, and its number of seeds, `count`.
+    `tuning` has the `rungs` of a search, and its number of seeds, `count`. `how` says
+    when runs are measured, and when they stop.
     """
     if not contenders or not seeds:
         raise InvalidInputError(
             "a comparison needs at least one algorithm and one seed."
         )
     if keeping is not None:
-        open_folder(Path(keeping.folder), keeping.resume)
+        keeping.opened()
     found = Comparison(setting.headline, equal=equal)
+    settings = {name: one.placed(setting) for name, one in contenders.items()}
     searches = _Searches(rounds, seeds, keeping, equal, **(tuning or {}))
-    searches.limit(setting, contenders)
+    searches.limit(settings, contenders)
     home = None if keeping is None else Path(keeping.folder)
     done = {name: _finished(home and home / name, seeds) for name in contenders}
     if home is not None and None in done.values():
         (home / COMPARED).unlink(missing_ok=True)
-    left = {name: one for name, one in contenders.items() if done[name] is None}
-    how = {name: more[name] for name in ("measure_every", "stopping") if name in more}
-    ready = _compiled(setting, left, rounds, seeds, how)
+    jobs = {
+        name: settings[name].job(one.alone)
+        for name, one in contenders.items()
+        if one.alone is not None and done[name] is None
+    }
+    ready = _compiled(jobs, rounds, seeds, how)
     for name, contender in contenders.items():
         about(name)
-        here, finished = _setting_of(setting, contender), done[name]
+        here, finished = settings[name], done[name]
         if finished is not None:
             found.results[name] = finished
             searches.recall(name, contender, here)
             continue
         try:
-            best = searches.best(name, contender, here, more.get("watch"))
+            best = searches.best(name, contender, here, watch)
             runtime, first = ready.get(name) or compile_seeds(
                 here.job(best), rounds, seeds, **how
             )
             warm_up(runtime, first)
-            kept = {"checkpoints": keeping and keeping.part(name), "runtime": runtime}
-            spent = searches.spent(name, more.get("config", {}))
-            made = run_seeds(runtime.job, rounds, seeds, **kept, **{**more, **spent})
+            made = run_seeds(
+                runtime.job,
+                rounds,
+                seeds,
+                runtime=runtime,
+                checkpoints=keeping and keeping.part(name),
+                watch=watch,
+                task=task,
+                config={**(config or {}), **searches.spent(name)},
+                **how,
+            )
             start = measured_at_start(runtime.job)
             made = [replace(result, start=start) for result in made]
             found.results[name] = made
@@ -217,8 +252,7 @@ def compared(
 
 
 def _compiled(
-    setting: Setting,
-    contenders: Mapping[str, Contender],
+    jobs: Mapping[str, Job],
     rounds: int,
     seeds: Sequence[int],
     how: Mapping[str, Any],
@@ -229,11 +263,6 @@ def _compiled(
     120 s on an H200 one after the other. Nothing compiles beside a run: its seconds
     would depend on the order of the methods.
     """
-    jobs = {
-        name: _setting_of(setting, one).job(one.candidates[0])
-        for name, one in contenders.items()
-        if not isinstance(one.candidates, Search) and len(one.candidates) == 1
-    }
     # Processes that joined must compile in the same order.
     if len(jobs) < 2 or jax.process_count() > 1:
         return {}
@@ -248,15 +277,6 @@ def _compiled(
     wait(made.values())
     # An error here occurs again in the run, and is raised there.
     return {name: one.result() for name, one in made.items() if not one.exception()}
-
-
-def _setting_of(setting: Setting, contender: Contender) -> Setting:
-    """Return the setting with all rows in one place, for methods that allow it."""
-    if not contender.pools or not isinstance(setting.data, ClientData):
-        return setting
-    alone = {"participants": None, "participation": None}
-    sampling = replace(setting.sampling, **alone)
-    return replace(setting, data=setting.data.pooled(), sampling=sampling)
 
 
 def _finished(folder: Path | None, seeds: Sequence[int]) -> list[Result] | None:
@@ -289,7 +309,9 @@ class _Searches:
         self.by_rung: dict[str, np.ndarray] = {}
         self.tuned: dict[str, Tuned] = {}
 
-    def limit(self, setting: Setting, contenders: Mapping[str, Contender]) -> None:
+    def limit(
+        self, settings: Mapping[str, Setting], contenders: Mapping[str, Contender]
+    ) -> None:
         """Let searches cost what the dearest does, be it finished already or not.
 
         Each is timed once: a comparison that is resumed has the seconds of its start.
@@ -302,24 +324,21 @@ class _Searches:
         held = _timed(path) if path and path.exists() else {}
         lengths = lengths_of(self.rounds, self.rungs)
         for name, one in contenders.items():
-            search = one.candidates
-            if not isinstance(search, Search) or not _is_limited(search):
+            if one.limited is None:
                 continue
             if name not in held or held[name][0] != lengths:
-                here = _setting_of(setting, one)
-                held[name] = lengths, costs_of_trial(here, search, lengths, self.unit)
+                about = (settings[name], one.limited, lengths, self.unit)
+                held[name] = lengths, costs_of_trial(*about)
             by_rung = held[name][1]
-            cost = together(by_rung, search.count, len(self.seeds))
+            cost = together(by_rung, one.limited.count, len(self.seeds))
             self.by_rung[name], self.budget = by_rung, max(self.budget or 0, cost)
         if path:
             plain = {name: [ends, many.tolist()] for name, (ends, many) in held.items()}
             write_atomically(path, json.dumps(plain))
 
-    def spent(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def spent(self, name: str) -> dict[str, Any]:
         """Return what is recorded with the results of one that was tuned."""
-        if name not in self.tuned:
-            return {}
-        return {"config": {**config, "tuning": self.tuned[name].spent()}}
+        return {"tuning": self.tuned[name].spent()} if name in self.tuned else {}
 
     def recall(self, name: str, contender: Contender, setting: Setting) -> None:
         """Note the trials of a finished search again, from what was kept of it."""
@@ -331,16 +350,15 @@ class _Searches:
         self, name: str, contender: Contender, setting: Setting, watch: Watch | None
     ) -> AbstractAlgorithm:
         """Return the best of the candidates; note the trials."""
-        candidates = contender.candidates
-        if not isinstance(candidates, Search) and len(candidates) == 1:
-            return candidates[0]
+        if contender.alone is not None:
+            return contender.alone
         found = tuned(
             setting,
-            candidates,
+            contender.candidates,
             self.rounds,
             self.seeds,
             rungs=self.rungs,
-            budget=self.budget if _is_limited(candidates) else None,
+            budget=None if contender.limited is None else self.budget,
             unit=self.unit,
             by_rung=self.by_rung.get(name),
             keeping=self._kept(name),
@@ -368,8 +386,3 @@ def _timed(path: Path) -> dict[str, tuple[list[int], np.ndarray]]:
             if seconds.shape != (len(ends),) or not (seconds >= 0).all():
                 raise ValueError(f"{len(ends)} rungs do not take {seconds} s")
         return found
-
-
-def _is_limited(candidates: Search | Sequence[AbstractAlgorithm]) -> bool:
-    """Say whether a budget counts; lists are tried as they are given, however long."""
-    return isinstance(candidates, Search) and not candidates.is_list

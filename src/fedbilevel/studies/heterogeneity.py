@@ -59,8 +59,14 @@ def warn_where_clients_differ(job: Job, name: str, clients: Sequence[str] = ()) 
 
 def warn_where_weights_are_lost(job: Job, name: str) -> None:
     """Warn where clients are given unlike weights, and a run does not keep to them."""
-    if job.chances is not None:
-        _warn_where_some_reply_seldom(np.asarray(job.chances))
+    chances = np.ones(1) if job.chances is None else np.asarray(job.chances)
+    if chances.min() < chances.max():
+        warnings.warn(
+            f"clients reply with chances of {chances.min():g} to {chances.max():g}: "
+            "those that reply seldom count less, and the limit will be off.",
+            HeterogeneityWarning,
+            stacklevel=3,
+        )
     weights = np.asarray(job.data.weights)
     if weights.max() <= _TOLERATED_WEIGHT * weights.min():
         return
@@ -83,16 +89,6 @@ def warn_where_weights_are_lost(job: Job, name: str) -> None:
         HeterogeneityWarning,
         stacklevel=3,
     )
-
-
-def _warn_where_some_reply_seldom(chances: np.ndarray) -> None:
-    if chances.min() < chances.max():
-        warnings.warn(
-            f"clients reply with chances of {chances.min():g} to {chances.max():g}: "
-            "those that reply seldom count less, and the limit will be off.",
-            HeterogeneityWarning,
-            stacklevel=4,
-        )
 
 
 def _listed(names: Sequence[str]) -> str:

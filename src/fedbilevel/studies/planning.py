@@ -41,6 +41,11 @@ class Ground:
     start: tuple[float, float]
     sizes: tuple[int, int]
 
+    def plan(self, theorem: int, clients: int, **aim: Any) -> Plan:
+        """Plan by the theorem's own constants; clients are assumed to be alike."""
+        known = {"sizes": self.sizes, "start": self.start}
+        return theory_plan(theorem, self.inputs, clients, **known, **aim)
+
     def plain(self) -> dict[str, Any]:
         """Return it as plain data."""
         found = {name: asdict(one) for name, one in self.estimates.items()}
@@ -72,21 +77,16 @@ def measure_ground(
     return Ground(inputs, found, start, setting.sizes)
 
 
-def _points_along(job: Job, rounds: int) -> list[Pair]:
-    points = [Pair(job.x, job.y)]
-    for stop in sorted({max(1, rounds // 2), rounds}):
-        outcome = execute(SimulatorRuntime(job), stop, measure_every=stop)
-        points.append(job.algorithm.point(outcome.state.joined()))
-    return points
-
-
 def _estimates(job: Job, rounds: int) -> dict[str, Estimate]:
     if is_any(job.private) or isinstance(job.data, PooledData):
         raise InvalidInputError(
             "the theorems are about x and y that all clients share, and rows that each "
             "keeps. Here blocks are private, or rows are pooled."
         )
-    points = _points_along(job, rounds)
+    points = [Pair(job.x, job.y)]
+    for stop in sorted({max(1, rounds // 2), rounds}):
+        outcome = execute(SimulatorRuntime(job), stop, measure_every=stop)
+        points.append(job.algorithm.point(outcome.state.joined()))
     found = estimate_inputs(
         job.problem,
         job.data,
@@ -189,15 +189,13 @@ def plan(
     `practical` one measures the algorithm itself over as many and scales.
     """
     aim = {"iterations": iterations, "target": target}
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
+    check_preset(preset, given or {})
     if preset == "theory":
         drawn = sampling or Sampling(batch=1)
         setting = Setting(problem, data(clients), start, sampling=drawn)
         ground = measure_ground(setting, algorithm, rounds, given or {})
         number = theorem_for(type(algorithm.unwrapped()), theorem)
-        return planned_by_theory(ground, number, clients, **aim)
-    refuse_constants(given or {})
+        return ground.plan(number, clients, **aim)
     base = calibrate(
         problem,
         data,
@@ -212,15 +210,11 @@ def plan(
     return practical_plan(base, clients, **aim)
 
 
-def planned_by_theory(ground: Ground, theorem: int, clients: int, **aim: Any) -> Plan:
-    """Plan by the theorem's own constants; clients are assumed to be alike."""
-    known = {"sizes": ground.sizes, "start": ground.start}
-    return theory_plan(theorem, ground.inputs, clients, **known, **aim)
-
-
-def refuse_constants(given: Mapping[str, float]) -> None:
-    """Raise if constants are given where they are not used."""
-    if given:
+def check_preset(preset: str, given: Mapping[str, float]) -> None:
+    """Raise for an unknown preset, and for constants where they are not used."""
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    if given and preset != "theory":
         raise InvalidInputError(
             "constants are for the theory preset. The practical one measures instead."
         )

@@ -59,10 +59,6 @@ class Measured:
             float(read(curves.mean(axis=0)[None])[0]), read(shares @ curves)
         )
 
-    def divided_by(self, number: float) -> "Measured":
-        """Return the same in another unit."""
-        return Measured(self.value / number, self.resampled / number)
-
     def above(self, floor: float) -> "Measured":
         """Return what of it tends to zero; raise where that is not surely above 0."""
         found = Measured(self.value - floor, self.resampled - floor)
@@ -189,9 +185,9 @@ def measure_speedup(
     falling = [one.above(floor) for one in found] if floor else found
     fit = fit_exponent([point[axis] for point in points], falling, claimed)
     what = "mean metric" if target is None else "iterations"
-    about = {"value": what, "target": target, "period_factor": period_factor}
-    about["floor"] = floor
-    return _summary(kind, calibration, points, {**asdict(fit), "axis": axis, **about})
+    about = {**asdict(fit), "axis": axis, "value": what, "target": target}
+    about |= {"period_factor": period_factor, "floor": floor}
+    return _summary(kind, calibration, points, about)
 
 
 def measure_complexity(
@@ -212,8 +208,9 @@ def measure_complexity(
         watch(_progress(plan))
         longer = int(_LONGER * plan.rounds) + 1
         setting, results = run_plan(setting_of, kind, plan, seeds, longer)
-        found.append(until(metric_curves(setting, results), target, plan))
-        rounds.append(found[-1].divided_by(plan.local_steps))
+        one, p = until(metric_curves(setting, results), target, plan), plan.local_steps
+        found.append(one)
+        rounds.append(Measured(one.value / p, one.resampled / p))
         point = _point(plan, setting, results, found[-1])
         points.append({**point, "target": target, "rounds": rounds[-1].value})
     claims = claims_of(kind).exponents
@@ -223,8 +220,7 @@ def measure_complexity(
     fit = asdict(fit_exponent(at, found, claims[f"T{key}"]))
     for_rounds = asdict(fit_exponent(at, rounds, claims[f"R{key}"]))
     about = {**fit, "axis": axis, "value": "iterations", "rounds": for_rounds}
-    about["floor"] = floor
-    return _summary(kind, calibration, points, about)
+    return _summary(kind, calibration, points, about | {"floor": floor})
 
 
 def default_targets(

@@ -2,36 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax.random as jr
 
-from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import (
-    Checkpoints,
-    Job,
-    Ledger,
-    Outcome,
-    Sampling,
-    Stopping,
-    SweepRuntime,
-    Watch,
-    execute,
-    mesh,
-)
+from fedbilevel.runtime import Job, Outcome, Sampling, Stopping, SweepRuntime, Watch
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER, first_span
-from fedbilevel.runtime.privacy import privacy_spent
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.single import measured_every, result_of, warn_of_events
+from fedbilevel.studies.single import (
+    executed,
+    measured_every,
+    result_of,
+    warn_of_events,
+)
 
 
 def sweep(
@@ -62,8 +53,6 @@ def sweep(
     many = [algorithms] * len(seeds) if alone else list(algorithms)
     if not many:
         raise InvalidInputError("a sweep needs at least one algorithm and one seed.")
-    if keeping is not None:
-        mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
     found = swept(
         setting.job(many[0]),
         rounds,
@@ -71,7 +60,7 @@ def sweep(
         seeds,
         measure_every=measure_every,
         stopping=stopping,
-        checkpoints=None if keeping is None else keeping.checkpoints,
+        checkpoints=None if keeping is None else keeping.opened(),
         watch=watch,
         config={},
     )
@@ -85,42 +74,30 @@ def swept(
     algorithms: Sequence[AbstractAlgorithm],
     seeds: Sequence[int],
     *,
-    measure_every: int | None = 1,
     stopping: Stopping = NEVER,
-    checkpoints: Checkpoints | None = None,
-    watch: Watch | None = None,
     task: str = "custom",
     config: dict[str, Any],
     runtime: SweepRuntime | None = None,
+    **driving: Any,
 ) -> list[Result | DivergedError]:
     """Run a job that was checked; `task` and `config` are recorded as given.
 
     The seconds of a result are its share of what all of them took. A `runtime` of this
-    job may have been compiled before.
+    job may have been compiled before. `driving` is what `execute` takes besides.
     """
     algorithms = [steadied(one) for one in algorithms]
-    ledger = Ledger(job)
-    privacy_spent(job, ledger, rounds)  # or why not, before it runs
     runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
-    measure_every = measured_every(job, measure_every, stopping)
-    outcome = execute(
-        runtime,
-        rounds,
-        measure_every=measure_every,
-        stopping=stopping,
-        checkpoints=checkpoints,
-        watch=watch,
-    )
-    shared = {"rounds": rounds, "runtime": runtime.name, "measure_every": measure_every}
-    found = single_outcomes(runtime, outcome, stopping, rounds, measure_every)
-    many = list(algorithms) or [job.algorithm] * len(seeds)
+    ran = executed(runtime, rounds, stopping=stopping, **driving)
+    every = ran.recorded["measure_every"]
+    found = single_outcomes(runtime, ran.outcome, stopping, rounds, every)
+    many = algorithms or [job.algorithm] * len(seeds)
     results = []
     for one, algorithm, seed in zip(found, many, seeds, strict=True):
         if isinstance(one, Outcome):
             own = replace(job, algorithm=algorithm, key=jr.key(seed))
-            settings = {**shared, **config, "seed": seed}
+            alone, settings = ran._replace(outcome=one), {**config, "seed": seed}
             try:
-                one = result_of(own, one, ledger, task, settings)
+                one = result_of(own, alone, task, settings)
             except DivergedError as error:
                 one = error
         results.append(one)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import jax
 
+from fedbilevel._folders import open_folder
 from fedbilevel._schema import Settings
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.problem import Data, Problem, split_start
-from fedbilevel.runtime import Checkpoints, Job, Sampling
+from fedbilevel.runtime import Checkpoints, Job, Sampling, mesh
 from fedbilevel.runtime.method_checks import check_method, require_method
 from fedbilevel.runtime.server_seen import sees_server
 from fedbilevel.studies.validation import HELD_OUT
@@ -96,6 +97,11 @@ class Keeping:
     def checkpoints(self) -> Checkpoints:
         """Return the driver's settings of checkpoints."""
         return Checkpoints(Path(self.folder), self.every_rounds, self.every_seconds)
+
+    def opened(self) -> Checkpoints:
+        """Return the same, once it is sure that the run may use the folder."""
+        mesh.on_first(lambda: open_folder(Path(self.folder), self.resume))
+        return self.checkpoints
 
     def part(self, name: str) -> Checkpoints:
         """Return what the driver takes for one of several runs."""

@@ -4,15 +4,13 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel._blocks import is_any
-from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm, steadied
 from fedbilevel.algorithms.presets import FedBiOControls
@@ -21,7 +19,6 @@ from fedbilevel.errors import DivergedError, InterventionWarning, InvalidInputEr
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result, named_leaves, to_plain
 from fedbilevel.runtime import (
-    Checkpoints,
     Job,
     Ledger,
     OnRound,
@@ -36,10 +33,7 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.method_checks import require_method
 from fedbilevel.runtime.privacy import privacy_spent
-from fedbilevel.studies.heterogeneity import (
-    is_soon_measured,
-    warn_where_clients_differ,
-)
+from fedbilevel.studies import heterogeneity
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.units import OfDistance, relative_kinds
 
@@ -90,21 +84,22 @@ def run(
     """
     drawn = sampling or Sampling()
     setting = Setting(problem, data, start, metrics, sampling=drawn, channel=channel)
-    method = _guarded(algorithm)
+    default = FedBiOControls(local_steps=5)
+    chosen = default if algorithm is None else require_method(algorithm)
+    # Automatic steps come with the safeguard.
+    method = steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
     job = setting.job(method, seed)
     # Of several processes the first one says it.
-    if jax.process_index() == 0 and is_soon_measured(job):
-        warn_where_clients_differ(job, method.title)
+    if jax.process_index() == 0 and heterogeneity.is_soon_measured(job):
+        heterogeneity.warn_where_clients_differ(job, method.title)
     recorded = {} if job.channel.is_plain else {"channel": job.channel.describe()}
-    if keeping is not None:
-        mesh.on_first(lambda: open_folder(Path(keeping.folder), keeping.resume))
     result = run_job(
         job,
         rounds,
         measure_every=measure_every,
         stopping=stopping,
         runtime=runtime,
-        checkpoints=None if keeping is None else keeping.checkpoints,
+        checkpoints=None if keeping is None else keeping.opened(),
         watch=watch,
         on_round=on_round,
         config={"seed": seed, **recorded},
@@ -132,16 +127,6 @@ def warn_of_events(results: Sequence[Result]) -> None:
         InterventionWarning,
         stacklevel=3,
     )
-
-
-def _guarded(algorithm: AbstractAlgorithm | None) -> Any:
-    """Return the default method, or the given one, guarded if it is not tuned.
-
-    Automatic steps come with the safeguard.
-    """
-    default = FedBiOControls(local_steps=5)
-    chosen = default if algorithm is None else require_method(algorithm)
-    return steadied(chosen, safeguard=OfDistance in relative_kinds(chosen))
 
 
 def minimize(
@@ -177,37 +162,43 @@ def run_job(
     job: Job,
     rounds: int,
     *,
-    measure_every: int | None = 1,
-    stopping: Stopping = NEVER,
     runtime: Callable[[Job], Any] = SimulatorRuntime,
-    checkpoints: Checkpoints | None = None,
-    watch: Watch | None = None,
-    on_round: OnRound | None = None,
     task: str = "custom",
     config: dict[str, Any],
+    **driving: Any,
 ) -> Result:
-    """Run a job that was checked; `task` and `config` are recorded as given."""
-    ledger = Ledger(job)
-    privacy_spent(job, ledger, rounds)  # or why not, before it runs
-    made = runtime(job)
-    measure_every = measured_every(job, measure_every, stopping)
-    _begin_compiling(made, rounds, measure_every, stopping)
-    outcome = execute(
-        made,
-        rounds,
-        measure_every=measure_every,
-        stopping=stopping,
-        checkpoints=checkpoints,
-        watch=watch,
-        on_round=on_round,
-    )
-    settings = {
-        "rounds": rounds,
-        "runtime": made.name,
-        "measure_every": measure_every,
-        **config,
-    }
-    return result_of(job, outcome, ledger, task, settings)
+    """Run a job that was checked; `task` and `config` are recorded as given.
+
+    `driving` is what `execute` takes besides.
+    """
+    return result_of(job, executed(runtime(job), rounds, **driving), task, config)
+
+
+class Ran(NamedTuple):
+    """How a run went: its outcome, its costs, and what is recorded of it."""
+
+    outcome: Outcome
+    ledger: Ledger
+    recorded: dict[str, Any]
+
+
+def executed(
+    runtime: Any,
+    rounds: int,
+    *,
+    measure_every: int | None = 1,
+    stopping: Stopping = NEVER,
+    **driving: Any,
+) -> Ran:
+    """Run to the end; `driving` is what `execute` takes besides."""
+    ledger = Ledger(runtime.job)
+    privacy_spent(runtime.job, ledger, rounds)  # or why not, before it runs
+    every = measured_every(runtime.job, measure_every, stopping)
+    _begin_compiling(runtime, rounds, every, stopping)
+    how = {"measure_every": every, "stopping": stopping}
+    outcome = execute(runtime, rounds, **how, **driving)
+    recorded = {"rounds": rounds, "runtime": runtime.name, "measure_every": every}
+    return Ran(outcome, ledger, recorded)
 
 
 def measured_every(
@@ -236,30 +227,35 @@ def _begin_compiling(
 
 def result_of(
     job: Job,
-    outcome: Outcome,
-    ledger: Ledger,
+    ran: Ran,
     task: str,
-    settings: dict[str, Any],
+    config: dict[str, Any],
     spent: dict[str, float] | None = None,
 ) -> Result:
     """Put together what a run leaves behind.
 
     `spent` is the privacy it took, where that was counted during the run.
     """
-    algorithm, rounds = job.algorithm, int(outcome.columns["round"][-1])
+    outcome, ledger, algorithm = ran.outcome, ran.ledger, job.algorithm
+    rounds = int(outcome.columns["round"][-1])
     costs = ledger.cumulative(job.key, rounds)
     measured = outcome.columns["round"] - 1
     last = algorithm.point(outcome.state.joined())
     best = _best(job, outcome)
     point = last if best is None else best.point
     spent = privacy_spent(job, ledger, rounds) if spent is None else spent
+    reply = {}
+    if job.chances is not None:  # the lowest and the highest
+        ends = np.min(job.chances), np.max(job.chances)
+        reply["participation"] = [round(float(end), 6) for end in ends]
     config = {
         "clients": job.clients,
         "participants": job.participants,
-        **({} if job.chances is None else {"participation": _chances(job)}),
+        **reply,
         "batch": job.upper_batch,
         "precision": str(jax.tree.leaves(job.x)[0].dtype),
-        **settings,
+        **ran.recorded,
+        **config,
         "parameters": algorithm.parameters(),
     }
     return Result(
@@ -280,12 +276,6 @@ def result_of(
         levels=job.problem.whole(*jax.device_put((point.x, point.y))),
         last={} if best is None else _named(last),
     )
-
-
-def _chances(job: Job) -> list[float]:
-    """Return the lowest and the highest chance of a client to reply."""
-    every = np.asarray(job.chances, float)
-    return [round(float(end), 6) for end in (every.min(), every.max())]
 
 
 def _named(point: Any) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from fedbilevel._files import naming_damage, write_atomically
-from fedbilevel._folders import open_folder
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
@@ -34,15 +33,7 @@ from fedbilevel.runtime import Job, Sampling, SweepRuntime, Watch, execute
 from fedbilevel.runtime.checkpoint import Snapshot
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.sweeping import SweepState, single_outcomes
-from fedbilevel.studies.budgets import (
-    SECONDS,
-    UNITS,
-    affordable,
-    costs_of_rungs,
-    counts_of,
-    lengths_of,
-    looks,
-)
+from fedbilevel.studies import budgets
 from fedbilevel.studies.searching import Point, Search
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.studies.validation import HELD_OUT, held_out, held_out_losses
@@ -155,19 +146,19 @@ def tuned(
     watch: Watch | None = None,
 ) -> Tuned:
     """Tune in a setting; `by_rung` are `costs_of_trial`, where they are known."""
-    if unit not in UNITS:
-        raise unknown_name("unit of a budget", unit, UNITS)
+    if unit not in budgets.UNITS:
+        raise unknown_name("unit of a budget", unit, budgets.UNITS)
     if not seeds or (not isinstance(candidates, Search) and not candidates):
         raise InvalidInputError("tuning needs at least one candidate and one seed.")
     if keeping is not None:
-        open_folder(Path(keeping.folder), keeping.resume)
-    lengths = lengths_of(rounds, rungs)
+        keeping.opened()
+    lengths = budgets.lengths_of(rounds, rungs)
     halving = _Halving(setting, lengths, list(seeds), unit, keeping, watch)
     count = candidates.count if isinstance(candidates, Search) else len(candidates)
     if isinstance(candidates, Search) and budget is not None:
         count = halving.affordable(candidates, budget, by_rung)
     trials = halving.first_rung(candidates, count)
-    for rung, wanted in enumerate(counts_of(count, len(lengths))[1:], 1):
+    for rung, wanted in enumerate(budgets.counts_of(count, len(lengths))[1:], 1):
         finite = [one for one in trials if math.isfinite(one.value)]
         longest = [one for one in finite if one.rung == rung - 1]
         best = sorted(longest, key=lambda one: one.value)[:wanted]
@@ -181,7 +172,7 @@ def costs_of_trial(
     """Return what a trial costs in each rung, from one seed."""
     if setting.tuned_by == HELD_OUT:
         setting = replace(setting, data=held_out(setting.data)[0], metrics=None)
-    return costs_of_rungs(setting.job(search.first()), lengths, unit)
+    return budgets.costs_of_rungs(setting.job(search.first()), lengths, unit)
 
 
 @dataclass
@@ -218,7 +209,7 @@ class _Halving:
             setting = replace(setting, data=data, metrics=None)
             self.judged_by = "upper_loss" if self.judged is None else HELD_OUT
         self.setting, self.watch = setting, watch
-        self.cost, self.error = 0.0 if unit == SECONDS else 0, None
+        self.cost, self.error = 0.0 if unit == budgets.SECONDS else 0, None
 
     def affordable(
         self, search: Search, budget: float, by_rung: np.ndarray | None
@@ -230,11 +221,11 @@ class _Halving:
             if kept and kept.exists():
                 return _count_kept(kept, {"budget": budget, "unit": self.unit})
             job = self.setting.job(search.first())
-            by_rung = costs_of_rungs(job, self.lengths, self.unit)
+            by_rung = budgets.costs_of_rungs(job, self.lengths, self.unit)
         count = search.count
         if by_rung.any():
-            count = affordable(by_rung, len(self.seeds), budget)
-        if kept and self.unit == SECONDS:
+            count = budgets.affordable(by_rung, len(self.seeds), budget)
+        if kept and self.unit == budgets.SECONDS:
             held = {"trials": count, "budget": budget, "unit": self.unit}
             write_atomically(kept, json.dumps(held))
         return count
@@ -273,15 +264,15 @@ class _Halving:
     def _run(self, group: Sequence[_Running], rung: int, place: str) -> None:
         many = [one.algorithm for one in group for _ in self.seeds]
         job = self.setting.job(many[0])
-        timed = self.unit == SECONDS
+        timed = self.unit == budgets.SECONDS
         if not timed:
-            each = costs_of_rungs(job, self.lengths, self.unit)[rung]
+            each = budgets.costs_of_rungs(job, self.lengths, self.unit)[rung]
             self.cost += len(many) * int(each)
         several = self.seeds * len(group)
         runtime = SweepRuntime(job, algorithms=many, seeds=several)
         length, every = self.lengths[rung], self.lengths[-1]
         begin, outcome, judged = self._reached(group, rung), None, []
-        for end in looks(length, 0 if begin is None else begin.round):
+        for end in budgets.looks(length, 0 if begin is None else begin.round):
             part = f"{place}-round-{end}"
             outcome = execute(
                 runtime,

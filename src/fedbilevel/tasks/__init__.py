@@ -1,11 +1,10 @@
 """Ready problems with data, start, metrics and settings, one module each."""
 
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fedbilevel import _registry
+from fedbilevel._registry import TASKS
 from fedbilevel._registry import identity as identity
 from fedbilevel._registry import is_file as is_file
 from fedbilevel._registry import label as label
@@ -15,20 +14,7 @@ from fedbilevel.tasks._base import Task as Task
 from fedbilevel.tasks._base import built as built
 from fedbilevel.tasks._base import read_options as read_options
 
-
-def names() -> list[str]:
-    """List the tasks, as the command line spells them."""
-    return _registry.names(sys.modules[__name__])
-
-
-def installed() -> list[str]:
-    """List the tasks that other installed packages add."""
-    return _registry.installed(sys.modules[__name__])
-
-
-def as_name(given: Any) -> str:
-    """Return the name of a task that is given by its name or as a function."""
-    return _registry.resolved(sys.modules[__name__], given, "task")
+names, installed, as_name = TASKS.names, TASKS.installed, TASKS.name_of
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -36,7 +22,7 @@ def find(name: str) -> Callable[..., Any]:
 
     `path/to/file.py:make` is that of a file; it is run.
     """
-    found = _registry.entry(sys.modules[__name__], name, "task")
+    found = TASKS.entry(name)
     make = found.make if isinstance(found, ModuleType) else found
     if not callable(make) or isinstance(make, Task):
         raise InvalidInputError(

@@ -207,11 +207,12 @@ def followed_stream(norms, quantile):
     def exchange(C, lengths):
         def told(length):
             reply, known = Pair(length[None], None), Pair(jnp.zeros(1), None)
-            cut, value, counted = _cut(reply, known, C)
-            return cut.x[0], value, counted
+            cut, tally = _cut(reply, known, C)
+            return cut.x[0], tally
 
-        cut, values, counted = jax.vmap(told)(lengths)
-        after = _followed(C, values.mean(0), counted.mean(0), jnp.asarray(quantile))
+        cut, tallies = jax.vmap(told)(lengths)
+        mean = jax.tree.map(lambda one: one.mean(0), tallies)
+        after = _followed(C, mean, jnp.asarray(quantile))
         return after, (C[0], cut)
 
     _, (bounds, cut) = jax.lax.scan(exchange, jnp.zeros(1), norms)
@@ -256,11 +257,12 @@ def test_changes_of_zero_tell_nothing():
 def test_norms_at_the_ends_of_the_numbers(size):
     """Their squares are none."""
     reply, known = Pair(jnp.full(4, size), None), Pair(jnp.zeros(4), None)
-    cut, value, counted = _cut(reply, known, jnp.zeros(1))
-    np.testing.assert_allclose([value[0], counted[0]], [np.log(2 * size), 1])
-    cut, value, _ = _cut(reply, known, jnp.full(1, size))
+    cut, tally = _cut(reply, known, jnp.zeros(1))
+    told = [tally.values[0], tally.counted[0]]
+    np.testing.assert_allclose(told, [np.log(2 * size), 1])
+    cut, tally = _cut(reply, known, jnp.full(1, size))
     np.testing.assert_allclose(cut.x, size / 2)
-    assert value[0] == 0
+    assert tally.values[0] == 0
 
 
 # With what it goes together, and with what it does not -------------------------------

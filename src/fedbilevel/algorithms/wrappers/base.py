@@ -64,6 +64,8 @@ class AbstractWrapper(AbstractAlgorithm):
     """A method around a method. All that it does not change is the inner one's."""
 
     algorithm: AbstractAlgorithm = part("the method that is wrapped")
+    init_server = _inner()
+    phases = _inner()
 
     if not TYPE_CHECKING:
         vars().update({name: _Inner() for name in _ASKED})

@@ -3,25 +3,47 @@
     python benchmarks/measuring.py                # each task with its own settings
 
 A round and a measurement are told apart by the processor seconds of runs that measure
-in every round, and at the end alone. It prints a table in Markdown.
+in every round, and at the end alone. After the tasks follow those of `growth.py` with
+10,000 clients, and with a million parameters. It prints a table in Markdown.
 """
 
 import statistics
 import time
+from collections.abc import Callable
+
+from benchmarks.growth import LARGE, MANY, Size, make_data, make_job
 
 from fedbilevel.experiments import Experiment
-from fedbilevel.runtime import SimulatorRuntime, execute
+from fedbilevel.runtime import Job, Ledger, SimulatorRuntime, execute
+from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.stopping import is_measured, spacing
+from fedbilevel.studies.single import measured_every
 
 ROUNDS, TURNS = 32, 4
 NAMES = ("quadratic", "regularization", "cleaning", "representation", "few-shot")
-CASES = {name: Experiment(name) for name in NAMES}
 
 
-def line(name: str, experiment: Experiment) -> str:
-    """Return the line of one task."""
-    built = experiment.build()
-    runtime, rounds = SimulatorRuntime(built.job()), built.rounds
+def of_task(name: str) -> tuple[Job, int]:
+    """Return a task's own job, and its rounds."""
+    built = Experiment(name).build()
+    return built.job(), built.rounds
+
+
+def of_size(size: Size) -> tuple[Job, int]:
+    """Return 200 rounds with many clients, or many parameters."""
+    return make_job(size, make_data(size)), 200
+
+
+CASES: dict[str, Callable[[], tuple[Job, int]]] = {
+    **{name: lambda name=name: of_task(name) for name in NAMES},
+    "10,000 clients, 1 % a round": lambda: of_size(MANY),
+    "1,000 clients, a million parameters": lambda: of_size(LARGE),
+}
+
+
+def line(name: str, job: Job, rounds: int) -> str:
+    """Return the line of one job."""
+    runtime = SimulatorRuntime(job)
 
     def seconds(every: int) -> float:
         began = time.process_time()
@@ -29,12 +51,13 @@ def line(name: str, experiment: Experiment) -> str:
         return time.process_time() - began
 
     pairs = [(seconds(ROUNDS), seconds(1)) for _ in range(1 + TURNS)]
-    every = zip(*pairs[1:], strict=True)  # the first ones compile
-    once, always = map(statistics.median, every)
+    timed = zip(*pairs[1:], strict=True)  # the first ones compile
+    once, always = map(statistics.median, timed)
     measurement = (always - once) / (ROUNDS - 1)
+    every = spacing(measured_every(Ledger(job), None, NEVER))
     of_round = (once - measurement) / ROUNDS
     times = range(1, rounds + 1)
-    count = sum(bool(is_measured(t, spacing(None))) or t == rounds for t in times)
+    count = sum(bool(is_measured(t, every)) or t == rounds for t in times)
     share = count * measurement / (count * measurement + rounds * of_round)
     cells = (f"{1e3 * one:.3g}" for one in (of_round, measurement))
     return f"| {name} | {count} of {rounds} | {' | '.join(cells)} | {share:.0%} |"
@@ -43,8 +66,8 @@ def line(name: str, experiment: Experiment) -> str:
 def main() -> None:
     print("| task | measured | ms a round | ms a measurement | share |")
     print("|---|---|---|---|---|")
-    for name, experiment in CASES.items():
-        print(line(name, experiment), flush=True)
+    for name, made in CASES.items():
+        print(line(name, *made()), flush=True)
 
 
 if __name__ == "__main__":

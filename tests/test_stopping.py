@@ -13,7 +13,9 @@ import fedbilevel
 from fedbilevel import Keeping, Sampling
 from fedbilevel._types import Number, Pair
 from fedbilevel.algorithms import AbstractAlgorithm, Phase, Repeat
+from fedbilevel.algorithms.local.fedbio import FedBiO
 from fedbilevel.errors import InvalidInputError, NonFiniteError
+from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import (
     Checkpoints,
@@ -39,7 +41,7 @@ from fedbilevel.runtime.stopping import (
 )
 from fedbilevel.runtime.sweeping import single_outcomes
 from fedbilevel.schedules import as_number
-from fedbilevel.studies.single import run_job
+from fedbilevel.studies.single import measured_every, run_job
 from tests.cases import quadratic_data, quadratic_job, some_of
 
 pytestmark = pytest.mark.two_devices
@@ -271,6 +273,33 @@ def test_a_rule_that_looks_at_measurements_has_all_of_them(stopping, measured):
     result = run_job(job_of(), ROUNDS, **options)
     assert result.columns["round"].tolist() == measured
     assert result.config["measure_every"] == (1 if stopping.looks else None)
+
+
+def ridge_of_many_rows() -> Job:
+    """Return a job whose rounds look at few of 32,000 rows."""
+
+    def loss(x, y, rows):
+        return jnp.mean((rows @ y) ** 2)
+
+    rows, start = [np.ones((400, 40))] * 40, jnp.ones(40)
+    problem = Problem(loss, lambda x, y, rows: loss(x, y, rows) + jnp.sum(x * y**2))
+    setting = (problem, ClientData.from_clients(rows, rows), start, start)
+    few = Sampling(batch=20, participants=10)
+    return Job.of(FedBiO(0.1, 0.1, 0.1, local_steps=1), *setting, sampling=few)
+
+
+def test_dear_measurements_are_a_tenth_of_what_a_run_looks_at():
+    job, rounds = ridge_of_many_rows(), 1000
+    ledger = Ledger(job)
+    drawn = sum(ledger.summary(job.key, rounds)["samples"].values())
+    every = measured_every(ledger, None, Stopping())
+    assert every is not None
+    share = 16_000 * (rounds // every) / drawn
+    assert 100 < every < 600 and 0.07 < share < 0.11
+    # Few rows, or many that a round looks at, too.
+    for cheap in (job_of(), replace(job, participants=40, lower_batch=400)):
+        assert measured_every(Ledger(cheap), None, Stopping()) is None
+    assert measured_every(ledger, 3, Stopping()) == 3
 
 
 def test_what_was_prepared_before_is_no_time_of_the_rounds():

@@ -179,7 +179,8 @@ class Settings:
     measure_every: int | None = option(
         None,
         "rounds between two measurements; a run measures 8 rounds, then four times "
-        "while their number doubles, the others every round",
+        "while their number doubles, or for a tenth of its time where one takes longer "
+        "than a round; the others every round",
         agree=FOLDER,
         least=1,
     )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
@@ -34,6 +35,8 @@ from fedbilevel.startup import stored_traces
 from fedbilevel.startup.stored_traces import name_of
 
 _Turn = Callable[[], ServerTurn]
+_SOON = 10**6  # rows times parameters that are looked at in a millisecond
+_TYPICAL = 8  # rounds whose mean is that of a run, where lengths are random
 _BLOCK = 1024  # turns whose branches are found together
 
 
@@ -102,6 +105,22 @@ class Ledger:
             "bytes": total("bytes_down", "bytes_up"),
             "samples": total(*SAMPLES),
         }
+
+    def rounds_of_a_measurement(self) -> float:
+        """Return how many rounds take about as long as one measurement, if above 1.
+
+        It looks at all rows of both levels once. A sample of a round is looked at more
+        often: a gradient alone is as long as two losses.
+        """
+        job, sizes = self.job, (self.job.data.upper_sizes, self.job.data.lower_sizes)
+        rows = sum(float(np.sum(level)) for level in sizes) / 2
+        of_client = 2 * rows / job.clients
+        batch = sum(one or of_client / 2 for one in (job.upper_batch, job.lower_batch))
+        size = sum(leaf.size for leaf in jax.tree.leaves((job.x, job.y)))
+        if rows <= job.participants * batch or rows * size < _SOON:  # needs no trace
+            return 1.0
+        samples = self.cumulative(jr.key(0), _TYPICAL)["samples"][-1]
+        return max(1.0, _TYPICAL * rows / max(float(samples), 1.0))
 
     def blocks(self, key: Key, rounds: int) -> np.ndarray:
         """Return the blocks of a reply in every exchange, one after the other."""

@@ -12,7 +12,15 @@ from fedbilevel.channels import PLAIN, Channel
 from fedbilevel.errors import DivergedError, InvalidInputError
 from fedbilevel.problem import Data, Problem
 from fedbilevel.result import Result
-from fedbilevel.runtime import Job, Outcome, Sampling, Stopping, SweepRuntime, Watch
+from fedbilevel.runtime import (
+    Job,
+    Ledger,
+    Outcome,
+    Sampling,
+    Stopping,
+    SweepRuntime,
+    Watch,
+)
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.sweeping import single_outcomes
@@ -114,7 +122,7 @@ def compile_seeds(
 ) -> tuple[SweepRuntime, Span]:
     """Compile the program that `run_seeds` will run; return it with its first round."""
     runtime = SweepRuntime(job, seeds=seeds)
-    every = measured_every(job, measure_every, stopping)
+    every = measured_every(Ledger(job), measure_every, stopping)
     first = first_span(runtime, rounds, every, stopping)
     runtime.prepare(first)
     return runtime, first

@@ -1,5 +1,6 @@
 """One call from problem to result."""
 
+import math
 import platform
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from fedbilevel.studies import heterogeneity
 from fedbilevel.studies.setting import Keeping, Setting
 from fedbilevel.units import OfDistance, relative_kinds
 
+_TENTH = 10  # of the time of rounds, for measuring
 _OF_THEORY = "grad_norm_sq"  # a metric of tasks that know the gradient of Phi
 
 
@@ -72,8 +74,9 @@ def run(
     makes what computes: `ReferenceRuntime` is slow and names what fails.
 
     Measured are the rounds 1 to 8, then four while their number doubles (10, 12, 14,
-    16, 20, ...), and the last; with a `stopping` that looks at measurements all of
-    them are. `measure_every` rounds may lie between two measurements instead.
+    16, 20, ...), and the last; where a measurement takes longer than a round, only as
+    many as take a tenth of the time. With a `stopping` that looks at measurements all
+    of them are. `measure_every` rounds may lie between two measurements instead.
 
     `watch(done, total, newest)` is called about twice a second, `on_round(event)` then
     for every round that was measured, in order; it may call `event.stop()`. Ctrl-C
@@ -193,7 +196,7 @@ def executed(
     """Run to the end; `driving` is what `execute` takes besides."""
     ledger = Ledger(runtime.job)
     privacy_spent(runtime.job, ledger, rounds)  # or why not, before it runs
-    every = measured_every(runtime.job, measure_every, stopping)
+    every = measured_every(ledger, measure_every, stopping)
     _begin_compiling(runtime, rounds, every, stopping)
     how = {"measure_every": every, "stopping": stopping}
     outcome = execute(runtime, rounds, **how, **driving)
@@ -202,11 +205,19 @@ def executed(
 
 
 def measured_every(
-    job: Job, measure_every: int | None, stopping: Stopping
+    ledger: Ledger, measure_every: int | None, stopping: Stopping
 ) -> int | None:
-    """Return how often to measure: always where it must be seen that a run is over."""
-    over = stopping.looks or job.algorithm.finishes
-    return 1 if measure_every is None and over else measure_every
+    """Return how often to measure: always where it must be seen that a run is over.
+
+    Where a measurement takes longer than a round, so seldom that all of them are about
+    a tenth of the run.
+    """
+    if measure_every is not None:
+        return measure_every
+    if stopping.looks or ledger.job.algorithm.finishes:
+        return 1
+    rounds = ledger.rounds_of_a_measurement()
+    return None if rounds <= 1 else math.ceil(_TENTH * rounds)
 
 
 def _begin_compiling(

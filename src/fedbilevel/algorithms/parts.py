@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
@@ -27,7 +28,7 @@ from fedbilevel.algorithms.base import (
 from fedbilevel.algorithms.directions import with_z
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Effective, Schedule, check_fields
+from fedbilevel.schedules import Effective, Schedule, check_fields, count
 
 Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
 _BLOCKS = {"upper": "x", "lower": "y", "auxiliary": "z"}  # that a level moves
@@ -167,6 +168,36 @@ class Part(eqx.Module):
     def forgotten(self, shared: PyTree) -> PyTree:
         """Return what is shared with clients that have lost their memory."""
         return shared
+
+
+def own_number(turn: Turn, fewest: int, tau: int) -> Array:
+    """Return tau_i, the same in every round."""
+    return jr.randint(turn.lasting_key(), (), fewest, tau + 1, jnp.int32)
+
+
+class OwnNumber(Part):
+    """A number of local steps that differs by client."""
+
+    unequal = True
+
+    fewest_steps: int = count("fewest local steps of a client")
+    most: int = count("most local steps, tau")
+
+    def __check_init__(self) -> None:
+        if self.fewest_steps > self.most:
+            raise InvalidInputError(
+                f"fewest_steps={self.fewest_steps}: at most local_steps, which is "
+                f"{self.most}."
+            )
+
+    def begun(self, begin, shared, own):
+        """Draw tau_i; return the iteration at which it ends."""
+        first = begin.turn.steps(self.most)[0]
+        return first + own_number(begin.turn, self.fewest_steps, self.most)
+
+    def stepped(self, state, old, new, t):
+        """Return the old place once tau_i steps are made."""
+        return state, _tree.select(t < state, new, old)
 
 
 def only(tree: Any, names: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ The proximal point of a mean is not the mean of proximal points, so that the ste
 server's.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ class Mirrored(OneMachine):
     def init_server(self, x, y):
         """Start at (x, y), with a = 0 where psi needs it."""
         moments = Pair(_tree.zeros_like(x), None) if self.psi == DIAGONAL else None
-        return Path(Pair(x, y), squares=moments)
+        return replace(super().init_server(x, y), squares=moments)
 
     def mirrored(self, server: Path, w: Pair, u: PyTree, **more: Any) -> Path:
         """Return the path after the mirror step of x from w."""

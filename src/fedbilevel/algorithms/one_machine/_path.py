@@ -147,16 +147,19 @@ class WithZ(OfSystem):
     lr_z: Number = step("auxiliary", "z moves by lr_z times its direction", over="a")
 
 
-class RecursiveWithZ(WithZ):
-    """Recursive directions of x, y and z, and steps along them."""
+class Recursive(OneMachine):
+    """Directions that differences correct, and steps along them."""
 
     def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0); directions are formed at t = 0."""
-        return recursive_start(self.variables(x, y))
+        """Start at the first point; directions are formed at t = 0."""
+        w = self.variables(x, y)
+        return Path(w, previous=w, direction=_tree.zeros_like(w))
 
     def exchanges(self) -> tuple[Phase, Phase]:
         """Return the iteration with a large batch, and one that corrects d."""
-        return recursive_phases(self.draw, self.remembered, self.large_batch)
+        up = with_turn(self.remembered)
+        large = sampled("large", self.draw, up, self.large_batch)
+        return large, recursive("step", self.draw, self.remembered)
 
 
 class ByBundle(OneMachine):
@@ -224,11 +227,6 @@ def differences(
     return Phase(name, lambda server: (server.point, server.previous), local, up)
 
 
-def recursive_start(w: Any) -> Path:
-    """Return a path without directions, which are formed at t = 0."""
-    return Path(w, previous=w, direction=_tree.zeros_like(w))
-
-
 def recursive(
     name: str, draw: Draw, along: Callable, kept: Callable[[Any], Any] | None = None
 ) -> Phase:
@@ -241,14 +239,6 @@ def recursive(
         return along(server, _tree.add(held, change), turn)
 
     return differences(name, draw, with_turn(up), kept)
-
-
-def recursive_phases(
-    draw: Draw, along: Callable, large_batch: int
-) -> tuple[Phase, Phase]:
-    """Return the iteration with a large batch, and one that corrects d."""
-    large = sampled("large", draw, with_turn(along), large_batch)
-    return large, recursive("step", draw, along)
 
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:

@@ -37,7 +37,7 @@ from fedbilevel.schedules import count, step
 __all__ = ["VRBO"]
 
 
-class VRBO(_path.ByBundle):
+class VRBO(_path.Recursive, _path.ByBundle):
     """SPIDER on both levels, corrected at every lower step."""
 
     reference = "Yang, Ji, Liang 2021, arXiv 2106.04692"
@@ -48,10 +48,6 @@ class VRBO(_path.ByBundle):
     inner_steps: int = count("lower steps for each step of x, m", default=3)
     period: int = count("steps of x from one large batch to the next, q", default=3)
     large_batch: int = count("batches of the run in a large one, B", default=10)
-
-    def init_server(self, x, y):
-        """Start at (x, y); directions are formed at the start of the first round."""
-        return _path.recursive_start(Pair(x, y))
 
     def phases(self):
         """Return the large batch, and all lower steps of a period."""

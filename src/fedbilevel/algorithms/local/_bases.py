@@ -3,12 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from fedbilevel.algorithms.directions import (
-    hypergradient_and_slope,
-    lower_slope,
-    three_directions,
-)
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms import OneLoop, directions
 from fedbilevel.algorithms.parts import Stepping
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.hypergradient import AbstractHypergradient
@@ -24,7 +19,7 @@ class ByHypergradient(OneLoop):
 
     def directions(self, oracle, key, t):
         """Return h_k(.; b_t) and gy_k(.; zeta_t)."""
-        return hypergradient_and_slope(self.hypergradient, oracle, key)
+        return directions.hypergradient_and_slope(self.hypergradient, oracle, key)
 
 
 class Founding(ByHypergradient):
@@ -111,7 +106,7 @@ class ByLinearSystem(OneLoop):
 
     def directions(self, oracle, key, t):
         """Return the maps nu, omega and q."""
-        return three_directions(oracle, key)
+        return directions.three_directions(oracle, key)
 
 
 class OnLinearSystem(Stepping):
@@ -128,4 +123,4 @@ class ByLowerSlope(OneLoop):
 
     def directions(self, oracle, key, t):
         """Return gy_k(.; zeta)."""
-        return lower_slope(oracle, key)
+        return directions.lower_slope(oracle, key)

@@ -45,10 +45,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Phase
+from fedbilevel.algorithms import Number, Pair, Part, Phase, evaluate
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.parts import Part, evaluate
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, choice, count, number, schedule, step, weight
 

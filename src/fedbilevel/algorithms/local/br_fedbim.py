@@ -25,9 +25,7 @@ old d_k.
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import Turn
-from fedbilevel.algorithms.directions import three_directions
+from fedbilevel.algorithms import Number, Triple, Turn, three_directions
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, EachStep, at_point
 from fedbilevel.algorithms.parts import Memory, evaluate, no_memory
 from fedbilevel.channels import Channel, GeometricMedian, Mean, Median, TrimmedMean

@@ -30,9 +30,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Pair
+from fedbilevel.algorithms import Number, Pair, Part
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.parts import Part
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 

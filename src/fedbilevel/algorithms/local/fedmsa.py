@@ -38,10 +38,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Triple, Upper
-from fedbilevel.algorithms import parts
+from fedbilevel.algorithms import (
+    Key,
+    Lower,
+    Number,
+    Triple,
+    Upper,
+    parts,
+    three_directions,
+)
 from fedbilevel.algorithms.base import Phase, Phases, Repeat, Turn
-from fedbilevel.algorithms.directions import three_directions
 from fedbilevel.algorithms.local._bases import OnLinearSystem
 from fedbilevel.algorithms.one_machine._path import sampled, stepped, system_slope
 from fedbilevel.algorithms.parts import Iterate, Memory, evaluate, move

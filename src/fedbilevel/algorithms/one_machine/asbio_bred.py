@@ -20,8 +20,7 @@ Deviations: h is the l1 norm, x is not constrained, steps of y are constant. The
 measured upper loss omits l1.
 """
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms import Number, Pair, Repeat, ServerTurn
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.hypergradient import RandomNeumann

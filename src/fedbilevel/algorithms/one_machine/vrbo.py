@@ -29,8 +29,7 @@ is all rows).
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms import Number, Pair, Repeat, ServerTurn
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import count, step
 

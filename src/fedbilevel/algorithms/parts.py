@@ -117,7 +117,6 @@ class Part(eqx.Module):
 
     def first(self, begin: Begin, G: Callable[[Key], Callable], d: PyTree) -> PyTree:
         """Return the direction that local steps begin with."""
-        del begin, G
         return d
 
     def corrected(self, state: PyTree, maps: Any) -> Any:

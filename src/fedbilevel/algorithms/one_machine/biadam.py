@@ -119,13 +119,12 @@ class BiAdam(_path.ByBundle):
         """Return u / A and v / B."""
 
         def by_root(leaf: Array, moment: Array) -> Array:
-            return leaf / jnp.sqrt(moment + self.small.astype(leaf.dtype))
-
-        def by_sum(leaf: Array, moment: Array) -> Array:
-            return leaf / (jnp.sqrt(moment) + self.small.astype(leaf.dtype))
+            small = self.small.astype(leaf.dtype)
+            if self.form == CODE:
+                return leaf / jnp.sqrt(moment + small)
+            return leaf / (jnp.sqrt(moment) + small)
 
         if self.form == CODE:
             return jax.tree.map(by_root, d, squares)
         B = squares.y + self.small.astype(squares.y.dtype)
-        above = jax.tree.map(by_sum, d.x, squares.x)
-        return Pair(above, _tree.scale(1 / B, d.y))
+        return Pair(jax.tree.map(by_root, d.x, squares.x), _tree.scale(1 / B, d.y))

@@ -287,21 +287,17 @@ class AbstractAlgorithm(eqx.Module):
 
     def measured(self, server: PyTree, columns: dict[str, Array], done: Any) -> PyTree:
         """Return the server's state once a point was measured after so many rounds."""
-        del columns, done
         return server
 
     def best(self, server: PyTree) -> Any:
         """Return the best point that was measured, where a method remembers it."""
-        del server
 
     def finished(self, server: PyTree) -> Bool[Array, ""] | bool:
         """Say whether a run is over, by the method's own tolerance."""
-        del server
         return False
 
     def gave_up(self, server: PyTree) -> str:
         """Say what a method could not hold, if it was so."""
-        del server
         return ""
 
     def worked_on(self, server: PyTree) -> PyTree:

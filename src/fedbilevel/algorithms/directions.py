@@ -45,17 +45,14 @@ def three_directions(oracle: Oracle, key: Key) -> Triple:
     the current z.
     """
     for_y, for_z, for_x = jr.split(key, 3)
-    zeta = oracle.draw_lower(for_y)
-
-    def omega(w: Triple) -> Lower:
-        return oracle.lower_gradient(w.x, w.y, zeta)
-
-    z, x = (both_samples(oracle, one) for one in (for_z, for_x))
-    return Triple(along_x(oracle, *x), omega, along_z(oracle, *z))
+    omega = lower_slope(oracle, for_y).y
+    q, nu = along_z(oracle, for_z), along_x(oracle, for_x)
+    return Triple(nu, omega, q)
 
 
-def along_x(oracle: Oracle, xi: Batch, zeta: Batch) -> Callable[[Triple], Upper]:
-    """Return the map of nu = fx - jvp[z]."""
+def along_x(oracle: Oracle, key: Key) -> Callable[[Triple], Upper]:
+    """Draw xi and zeta; return the map of nu = fx - jvp[z]."""
+    xi, zeta = both_samples(oracle, key)
 
     def nu(w: Triple) -> Upper:
         fx, _ = oracle.upper_gradients(w.x, w.y, xi)
@@ -64,8 +61,9 @@ def along_x(oracle: Oracle, xi: Batch, zeta: Batch) -> Callable[[Triple], Upper]
     return nu
 
 
-def along_z(oracle: Oracle, xi: Batch, zeta: Batch) -> Callable[[Triple], Lower]:
-    """Return the map of q = hvp[z] - fy."""
+def along_z(oracle: Oracle, key: Key) -> Callable[[Triple], Lower]:
+    """Draw xi and zeta; return the map of q = hvp[z] - fy."""
+    xi, zeta = both_samples(oracle, key)
 
     def q(w: Triple) -> Lower:
         _, fy = oracle.upper_gradients(w.x, w.y, xi)

@@ -42,7 +42,7 @@ from fedbilevel.algorithms.parts import (
     only,
     previous_point,
 )
-from fedbilevel.estimators import AbstractEstimator, Plain
+from fedbilevel.estimators import Plain
 from fedbilevel.problem import Oracle
 from fedbilevel.units import OfCurvature, OfDistance
 
@@ -142,7 +142,7 @@ class OneLoop(Stepping, metaclass=TakesOptions):
         """Start without a usable previous point."""
         w = self.moving(self.variables(x, y))
         own = tuple(part.own(w) for part in self.parts())
-        if not self._any("keeps_point"):
+        if not self._keeping("keeps_point"):
             return Memory(own=own)
         return no_memory((w,) * len(self.order()), own=own)
 
@@ -247,30 +247,27 @@ class OneLoop(Stepping, metaclass=TakesOptions):
         total = here.total
         if total is not None:
             total = _tree.add(total, eqx.combine(*samples))
-        evaluated = tuple(seen) if self._any("keeps_point") else here.evaluated
+        evaluated = tuple(seen) if self._keeping("keeps_point") else here.evaluated
         return Step(w, d, evaluated, total)
 
     def _ended(self, begin: Begin, end: Step, states: tuple) -> tuple[Memory, PyTree]:
         parts, mean = self.parts(), None
         if end.total is not None:
             mean = _tree.scale(1 / self.local_steps, end.total)
-        own, answers = [], []
         every = zip(parts, states, begin.message.shared, strict=True)
-        for part, state, shared in every:
-            kept, answer = part.ended(state, part.answer(shared, mean))
-            own.append(kept)
-            answers.append(answer)
-        reply = Iterate(end.point, end.direction, tuple(answers))
-        memory = Memory(own=tuple(own))
-        if self._any("keeps_point"):
+        ended = [one.ended(was, one.answer(seen, mean)) for one, was, seen in every]
+        answers = tuple(answer for _, answer in ended)
+        reply = Iterate(end.point, end.direction, answers)
+        memory = Memory(own=tuple(kept for kept, _ in ended))
+        if self._keeping("keeps_point"):
             index = jnp.asarray(begin.turn.index, jnp.int32)
-            memory = Memory(end.evaluated, index, own=tuple(own))
+            memory = replace(memory, evaluated=end.evaluated, index=index)
         return memory, self.sent(reply, end.total, begin.turn)
 
     def _previous(self, begin: Begin, w: Any) -> tuple[Any, ...]:
         """Return where each group's directions were last evaluated."""
         nowhere = (w,) * len(self.order())
-        if not self._any("keeps_point"):
+        if not self._keeping("keeps_point"):
             return (None,) * len(nowhere)
         seen, fallback = begin.memory.evaluated, nowhere
         for part in self.parts():
@@ -278,28 +275,21 @@ class OneLoop(Stepping, metaclass=TakesOptions):
         known = replace(begin.memory, evaluated=seen)
         return previous_point(fallback, known, begin.turn)
 
-    def _any(self, trait: str) -> bool:
-        return any(getattr(one, trait) for one in _estimators(self.estimator))
+    def _keeping(self, trait: str) -> list[str]:
+        """Return the blocks whose estimator keeps a point, or a direction."""
+        estimator = self.estimator
+        if not isinstance(estimator, AbstractBlocks):
+            return [*self.moves] if getattr(estimator, trait) else []
+        return [n for n, one in vars(estimator).items() if getattr(one, trait, False)]
 
     def _kept(self, d: Any) -> Any:
         """Return the directions that estimators remember."""
-        estimator = self.estimator
-        if not isinstance(estimator, AbstractBlocks):
-            return d if estimator.keeps_direction else None
-        every = vars(estimator).items()
-        return only(
-            d, [n for n, one in every if getattr(one, "keeps_direction", False)]
-        )
+        kept = self._keeping("keeps_direction")
+        return only(d, kept) if kept else None
 
     def moving(self, w: Any) -> Any:
         """Return the blocks that move."""
         return only(w, self.moves)
-
-
-def _estimators(estimator: Any) -> list[AbstractEstimator]:
-    if not isinstance(estimator, AbstractBlocks):
-        return [estimator]
-    return [one for one in vars(estimator).values() if one is not None]
 
 
 def _filtered(

@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
 from fedbilevel._types import AbstractBlocks, Key, Lower, Pair, Triple, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phase,
-    Phases,
-    Pointed,
-    ServerTurn,
-    Turn,
-)
+from fedbilevel.algorithms import base
 from fedbilevel.algorithms.directions import with_z
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import Effective, Schedule, check_fields
+from fedbilevel.schedules import Effective, Schedule, check_fields, count
 
 Order = tuple[tuple[str, ...], ...]  # names of the blocks that move together, in turn
 _BLOCKS = {"upper": "x", "lower": "y", "auxiliary": "z"}  # that a level moves
 
 
-class Iterate(Pointed):
+class Iterate(base.Pointed):
     """A point and the directions it moved along, as they travel.
 
     `shared` has what each part of a method shares: the server's numbers sent to the
@@ -69,7 +63,7 @@ class Begin(NamedTuple):
     message: Iterate
     memory: Memory
     oracle: Oracle
-    turn: Turn
+    turn: base.Turn
 
 
 class Step(eqx.Module):
@@ -106,11 +100,11 @@ class Part(eqx.Module):
     def own(self, w: PyTree) -> PyTree:
         """Return what stays on a client at the start."""
 
-    def setup(self, method: Any, place: int) -> Phases:
+    def setup(self, method: Any, place: int) -> base.Phases:
         """Return exchanges before the first round; the part's number is `place`."""
         return ()
 
-    def before(self, method: Any, place: int) -> Phases:
+    def before(self, method: Any, place: int) -> base.Phases:
         """Return exchanges of a round before its local steps."""
         return ()
 
@@ -123,7 +117,6 @@ class Part(eqx.Module):
 
     def first(self, begin: Begin, G: Callable[[Key], Callable], d: PyTree) -> PyTree:
         """Return the direction that local steps begin with."""
-        del begin, G
         return d
 
     def corrected(self, state: PyTree, maps: Any) -> Any:
@@ -159,7 +152,7 @@ class Part(eqx.Module):
         """Return what both sides know of the answer beforehand."""
 
     def taken(
-        self, shared: PyTree, answer: PyTree, server: Iterate, turn: ServerTurn
+        self, shared: PyTree, answer: PyTree, server: Iterate, turn: base.ServerTurn
     ) -> PyTree:
         """Return what the server shares after the mean answer."""
         return shared
@@ -167,6 +160,36 @@ class Part(eqx.Module):
     def forgotten(self, shared: PyTree) -> PyTree:
         """Return what is shared with clients that have lost their memory."""
         return shared
+
+
+def own_number(turn: base.Turn, fewest: int, tau: int) -> Array:
+    """Return tau_i, the same in every round."""
+    return jr.randint(turn.lasting_key(), (), fewest, tau + 1, jnp.int32)
+
+
+class OwnNumber(Part):
+    """A number of local steps that differs by client."""
+
+    unequal = True
+
+    fewest_steps: int = count("fewest local steps of a client")
+    most: int = count("most local steps, tau")
+
+    def __check_init__(self) -> None:
+        if self.fewest_steps > self.most:
+            raise InvalidInputError(
+                f"fewest_steps={self.fewest_steps}: at most local_steps, which is "
+                f"{self.most}."
+            )
+
+    def begun(self, begin, shared, own):
+        """Draw tau_i; return the iteration at which it ends."""
+        first = begin.turn.steps(self.most)[0]
+        return first + own_number(begin.turn, self.fewest_steps, self.most)
+
+    def stepped(self, state, old, new, t):
+        """Return the old place once tau_i steps are made."""
+        return state, _tree.select(t < state, new, old)
 
 
 def only(tree: Any, names: Sequence[str]) -> Any:
@@ -182,7 +205,9 @@ def stacked_zeros(tree: PyTree, count: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
 
 
-def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -> Phase:
+def averaged(
+    local: Callable, about: Callable[[Any], Any] = lambda sent: sent
+) -> base.Phase:
     """Return an exchange of local steps, then the mean of what moved.
 
     `about` chooses the part of the server's state that is sent back. The rest stays.
@@ -191,7 +216,7 @@ def averaged(local: Callable, about: Callable[[Any], Any] = lambda sent: sent) -
     def up(server: PyTree, mean: PyTree) -> PyTree:
         return combine(mean, server)
 
-    return Phase("local", lambda server: server, local, up, about, moves=True)
+    return base.Phase("local", lambda server: server, local, up, about, moves=True)
 
 
 def no_memory(point: PyTree, control: Any = None, own: tuple = ()) -> Memory:
@@ -199,7 +224,7 @@ def no_memory(point: PyTree, control: Any = None, own: tuple = ()) -> Memory:
     return Memory(point, jnp.asarray(-2, jnp.int32), control, own)
 
 
-def local_steps(iterate: Callable, carry: Any, turn: Turn, count: int) -> Any:
+def local_steps(iterate: Callable, carry: Any, turn: base.Turn, count: int) -> Any:
     """Repeat carry <- iterate(carry, (t, key of t)) over the iterations of a turn."""
 
     def body(carry: Any, time: Any) -> tuple[Any, None]:
@@ -217,7 +242,7 @@ def move(point: PyTree, steps: PyTree, directions: PyTree) -> PyTree:
     return jax.tree.map(block, steps, point, directions)
 
 
-def previous_point(received: Any, memory: Memory, turn: Turn) -> Any:
+def previous_point(received: Any, memory: Memory, turn: base.Turn) -> Any:
     """Return where this client stood before, if it took part in the last turn.
 
     One that did not has no previous point on the averaged path: at the received one
@@ -248,7 +273,7 @@ def momentum_weight(
     return jnp.where(t == 0, jnp.ones((), weight.dtype), weight)
 
 
-class Stepping(AbstractAlgorithm):
+class Stepping(base.AbstractAlgorithm):
     """A method whose fields declare the steps, and the weights, of blocks that move."""
 
     moves: ClassVar[Any] = ("x", "y")  # a tuple of names

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,9 @@ class Preset:
 
     def __or__(self, other: Any) -> Any:
         """Let annotations and `isinstance` have `FedBiOControls | None`."""
-        return _Either((self, *_kinds(other)))
+        return _Either(_kinds(self) | _kinds(other))
 
-    def __ror__(self, other: Any) -> Any:
-        return _Either((*_kinds(other), self))
+    __ror__ = __or__
 
     def __instancecheck__(self, instance: Any) -> bool:
         """Say whether this preset made a method, so that `isinstance` works."""
@@ -139,19 +138,12 @@ class _Either:
     Python's own union takes classes alone where it is asked by `isinstance`.
     """
 
-    __args__: tuple
+    __args__: frozenset
 
     def __or__(self, other: Any) -> Any:
-        return _Either((*self.__args__, *_kinds(other)))
+        return _Either(self.__args__ | _kinds(other))
 
-    def __ror__(self, other: Any) -> Any:
-        return _Either((*_kinds(other), *self.__args__))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Either) and set(self.__args__) == set(other.__args__)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.__args__))
+    __ror__ = __or__
 
     def __instancecheck__(self, instance: Any) -> bool:
         """Say whether a value is of one of the kinds."""
@@ -162,8 +154,8 @@ class _Either:
         raise TypeError("a union of kinds cannot be made.")
 
 
-def _kinds(one: Any) -> tuple:
+def _kinds(one: Any) -> frozenset:
     """Return the members of a union, or the one kind."""
     if isinstance(one, _Either | UnionType):
-        return get_args(one) if isinstance(one, UnionType) else one.__args__
-    return (NoneType if one is None else one,)
+        return frozenset(one.__args__)
+    return frozenset([NoneType if one is None else one])

@@ -14,7 +14,8 @@ def _one_machine(name: str, of: str, **more: Any) -> Preset:
     return Preset(name, of, answers="single machine", pools=True, **more)
 
 
-def _one_level(name: str, of: str, **more: Any) -> Preset:
+def _one_level(name: str, **more: Any) -> Preset:
+    of = "single_level.fedavg"
     return Preset(name, of, answers="shared y, x fixed", **more)
 
 
@@ -259,7 +260,6 @@ F2BA = _one_machine(
 # One level, x fixed -------------------------------------------------------------------
 Scaffold = _one_level(
     "scaffold",
-    "single_level.fedavg",
     summary="Local steps on y at the given x, corrected by control variates.",
     reference="Karimireddy et al. 2020, arXiv 1910.06378",
     provenance="standard method; updates read in a maintained program",
@@ -270,7 +270,6 @@ Scaffold = _one_level(
 
 FedProx = _one_level(
     "fedprox",
-    "single_level.fedavg",
     summary="Local steps on y at the given x, drawn back to where they began.",
     reference="Li et al. 2020, arXiv 1812.06127",
     provenance="standard method; maintained programs are known",
@@ -280,7 +279,6 @@ FedProx = _one_level(
 
 FedAvgM = _one_level(
     "fedavgm",
-    "single_level.fedavg",
     summary="Local steps on y at the given x; the server moves with momentum.",
     reference="Hsu, Qi, Brown 2019, arXiv 1909.06335",
     provenance="standard method; maintained programs are known",
@@ -291,7 +289,6 @@ FedAvgM = _one_level(
 
 FedAdam = _one_level(
     "fedadam",
-    "single_level.fedavg",
     summary="Local steps on y at the given x; the server scales its step as Adam does.",
     reference="Reddi et al. 2021, arXiv 2003.00295",
     provenance="standard method; maintained programs are known",
@@ -301,7 +298,6 @@ FedAdam = _one_level(
 
 FedCOM = _one_level(
     "fedcom",
-    "single_level.fedavg",
     summary="Local steps on y at the given x, quantized; a step of the server.",
     reference="Haddadpour et al. 2021, arXiv 2007.01154",
     provenance="standard method; a program of the authors read",
@@ -312,7 +308,6 @@ FedCOM = _one_level(
 
 FedPAQ = _one_level(
     "fedpaq",
-    "single_level.fedavg",
     summary="Local steps on y at the given x, sent back quantized, averaged.",
     reference="Reisizadeh et al. 2020, arXiv 1909.13014",
     provenance="standard method, from memory",
@@ -322,7 +317,6 @@ FedPAQ = _one_level(
 
 CompressedLocalSGD = _one_level(
     "compressed-local-sgd",
-    "single_level.fedavg",
     summary="Local steps on y at the given x, of which the largest entries are sent.",
     reference="Gao, Xu, Huang 2021 (AAAI); cf. arXiv 1906.02735",
     provenance="a summary of its updates read",

@@ -37,13 +37,85 @@ its y, v and B, and inverts the right Hessian: its own. It is not known whether 
 paper means that.
 """
 
-from fedbilevel._types import Number
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from fedbilevel import _tree
+from fedbilevel.algorithms import Number, Pair, Part, Phase, evaluate
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.local._parts import BY_R, ServerScale
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, choice, count, number, schedule, step, weight
 
 __all__ = ["AdaFBiO"]
+
+
+# Divided by r at least, a step is no longer than the one that was asked for.
+BY_R: dict[str, Any] = {
+    "over": "eta",
+    "convert": lambda value, made: value * made.get("r", 0.1),
+    "after": ("r",),
+}
+
+
+class ServerScale(Part):
+    """A and B: the server's averages of what the mean directions were."""
+
+    tau: Any = number("what A and B keep in a round")
+    r: Any = number("added to what steps are divided by")
+    coordinatewise: bool = choice("scale every number of y by its own", default=False)
+
+    def shared(self, start):
+        """Return zeros for A and B."""
+        return self.seen(_tree.zeros_like(start.point))
+
+    def setup(self, method, place):
+        """Return the exchange that measures the first A and B."""
+
+        def local(point, memory, oracle, turn):
+            (key,) = turn.keys(1)
+            return memory, evaluate(method.directions(oracle, key, 0))(point)
+
+        def up(server, mean):
+            return server.sharing(place, self.seen(mean))
+
+        return (Phase("first_directions", lambda server: server.point, local, up),)
+
+    def begun(self, begin, shared, own):
+        """Return A and B."""
+        return shared
+
+    def scaled(self, state, d):
+        """Return u / (sqrt(A) + r) and v / (B + r), or v / (sqrt(B) + r)."""
+
+        def by(root: Callable, d: PyTree, seen: PyTree) -> PyTree:
+            def one(d: Array, s: Array) -> Array:
+                return d / (root(s) + self.r.astype(d.dtype))
+
+            return None if d is None else jax.tree.map(one, d, seen)
+
+        below = jnp.sqrt if self.coordinatewise else lambda size: size
+        return Pair(by(jnp.sqrt, d.x, state.x), by(below, d.y, state.y))
+
+    def taken(self, shared, answer, server, turn):
+        """Return tau A + (1 - tau) u^2, and B likewise."""
+
+        def follow(old: Array, new: Array) -> Array:
+            tau = self.tau.astype(old.dtype)
+            return tau * old + (1 - tau) * new
+
+        return jax.tree.map(follow, shared, self.seen(server.direction))
+
+    def seen(self, direction: Pair) -> Pair:
+        """Return u^2, and ||v|| in the place of every leaf of v, or v^2."""
+        x = jax.tree.map(jnp.square, direction.x)
+        if self.coordinatewise:
+            return Pair(x, jax.tree.map(jnp.square, direction.y))
+        size = _tree.norm(direction.y)
+        return Pair(x, jax.tree.map(lambda leaf: size.astype(leaf.dtype), direction.y))
 
 
 class AdaFBiO(ByHypergradient):

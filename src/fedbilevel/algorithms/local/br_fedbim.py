@@ -25,34 +25,48 @@ old d_k.
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import Turn
-from fedbilevel.algorithms.directions import three_directions
-from fedbilevel.algorithms.local._bases import Robust, rule_of_server
-from fedbilevel.algorithms.one_machine._path import ITERATIONS, at_point
+from fedbilevel.algorithms import Number, Triple, Turn, three_directions
+from fedbilevel.algorithms.one_machine._path import ITERATIONS, EachStep, at_point
 from fedbilevel.algorithms.parts import Memory, evaluate, no_memory
+from fedbilevel.channels import Channel, GeometricMedian, Mean, Median, TrimmedMean
 from fedbilevel.problem import Oracle
-from fedbilevel.schedules import count, step, weight
+from fedbilevel.schedules import count, step, weight, word
 
 __all__ = ["BRFedBiM"]
 
 
-class BRFedBiM(Robust):
+# Made when they are asked for: a module computes nothing when it is imported.
+ROBUST = {
+    "median": Median,
+    "geometric-median": GeometricMedian,
+    "trimmed-mean": lambda: TrimmedMean(0.2),
+    "mean": Mean,
+}
+
+
+class BRFedBiM(EachStep):
     """Momentum of clients on x, y and z, reduced by a rule that bears faults."""
 
     reference = "BR-FedBiM, ICLR 2026; arXiv 2012.10333"
     provenance = "abstract read; listing reconstructed, unverified"
+    moves = ("x", "y", "z")
 
     lr_x: Number = step("upper", "x moves by lr_x d")
     lr_y: Number = step("lower", "y moves by lr_y d")
     lr_z: Number = step("auxiliary", "z moves by lr_z d")
     alpha: Number = weight("upper", "what d_k forgets of itself in a step")
-    robust: str = rule_of_server()
+    robust: str = word(
+        "the rule R of the server", tuple(ROBUST), default="median", kw_only=True
+    )
     local_steps: int = count(ITERATIONS, default=1, kw_only=True)
 
     def init_client(self, x, y):
         """Start without momentum."""
         return no_memory(self.variables(x, y))
+
+    def channel(self):
+        """Reduce replies by the rule."""
+        return Channel((), ROBUST[self.robust]())
 
     def phases(self):
         """Return the iterations of a round."""

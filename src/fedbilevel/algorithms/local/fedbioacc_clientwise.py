@@ -25,13 +25,28 @@ their means. With fewer than K participants a client that missed the last round 
 from the received point.
 """
 
-from fedbilevel._types import Number, Pair
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from fedbilevel import _tree
+from fedbilevel.algorithms import Number, Pair, Part
 from fedbilevel.algorithms.local._bases import ByHypergradient
-from fedbilevel.algorithms.local._parts import FromAverage
 from fedbilevel.estimators import Storm
 from fedbilevel.schedules import Schedule, count, schedule, step, weight
 
 __all__ = ["FedBiOAccClientwise"]
+
+
+class FromAverage(Part):
+    """The next correction starts from the averaged x, before its move."""
+
+    def previous(self, begin, seen, fallback):
+        """Return x_t, where x_{t+1} = x_t - eta a_t nu_t, and the personal y."""
+        method, sent = begin.method, begin.message
+        last = jnp.maximum(jnp.asarray(begin.turn.index) * method.local_steps - 1, 0)
+        x = _tree.add_scaled(sent.point.x, method.step(last).x, sent.direction.x)
+        return tuple(replace(one, x=x) for one in seen), fallback
 
 
 class FedBiOAccClientwise(ByHypergradient):

@@ -31,14 +31,34 @@ before the first one are left out. A client that missed the last round starts as
 first.
 """
 
-from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.local._bases import FromMeanDirection
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedbilevel import _tree
+from fedbilevel.algorithms import (
+    Key,
+    Lower,
+    Number,
+    Triple,
+    Upper,
+    parts,
+    three_directions,
+)
+from fedbilevel.algorithms.base import Phase, Phases, Repeat, Turn
+from fedbilevel.algorithms.local._bases import OnLinearSystem
+from fedbilevel.algorithms.one_machine._path import sampled, stepped, system_slope
+from fedbilevel.algorithms.parts import Iterate, Memory, evaluate, move
+from fedbilevel.estimators import Storm, at_both
+from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step
 
 __all__ = ["FedMSA"]
 
 
-class FedMSA(FromMeanDirection):
+class FedMSA(OnLinearSystem):
     """Local recursions on x, y and z from the mean directions of all clients."""
 
     reference = "Tarzanagh et al. 2023, arXiv 2306.01648"
@@ -53,3 +73,57 @@ class FedMSA(FromMeanDirection):
     def of_blocks(self, found):
         """Return alpha for x, and beta for y and z."""
         return Triple(found["x"], found["y"], found["y"])
+
+    def init_server(self, x: Upper, y: Lower) -> Iterate:
+        """Start at (x, y, 0)."""
+        w = self.variables(x, y)
+        return Iterate(w, _tree.zeros_like(w))
+
+    def init_client(self, x: Upper, y: Lower) -> Memory:
+        """Start without a point of an earlier round."""
+        return parts.no_memory(self.variables(x, y))
+
+    def setup(self) -> Phases:
+        """Return the exchanges that z starts with."""
+
+        def longer(server: Iterate, q: Triple) -> Iterate:
+            return replace(server, point=stepped(server.point, self.step(0), q))
+
+        one_term = sampled("start_z", system_slope, longer)
+        return (Repeat(self.terms, (one_term,)),) if self.terms else ()
+
+    def phases(self) -> Phases:
+        """Return the exchange for the mean directions, and the local recursion."""
+
+        def mean(name: str, field: str, local: Any, **more: Any) -> Phase:
+            def up(server: Iterate, reply: Triple) -> Iterate:
+                return replace(server, **{field: reply})
+
+            return Phase(name, lambda s: s, local, up, attrgetter(field), **more)
+
+        directions = mean("directions", "direction", self.seen, everyone=True)
+        return (directions, mean("local", "point", self.recursion, moves=True))
+
+    def seen(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
+        """Return h_i, and keep the point."""
+        w, known = message.point, memory.index == turn.index - 1
+        weight = jnp.where(known, self.rho, 1.0)
+        G = evaluate(three_directions(oracle, turn.keys(1)[0]))
+        previous = parts.previous_point(w, memory, turn)
+        h, _ = Storm()(G, w, previous, message.direction, weight)
+        return Memory(w, jnp.asarray(turn.index, jnp.int32)), h
+
+    def recursion(self, message: Iterate, memory: Memory, oracle: Oracle, turn: Turn):
+        """Take tau steps along h, updated by the changes of the directions."""
+        w, h, steps = message.point, message.direction, self.step(0)
+
+        def iterate(carry: tuple[Triple, Triple, Triple], time: tuple[Any, Key]):
+            (w, before, h), (_, key) = carry, time
+            now, then = at_both(evaluate(three_directions(oracle, key)), w, before)
+            h = _tree.add(h, _tree.subtract(now, then))
+            return move(w, steps, h), w, h
+
+        carry = (move(w, steps, h), w, h)
+        if self.local_steps > 1:
+            carry = parts.local_steps(iterate, carry, turn, self.local_steps - 1)
+        return memory, carry[0]

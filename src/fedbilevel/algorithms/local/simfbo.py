@@ -32,17 +32,33 @@ clients in it, in place of K/n times the sum of shares. The two are the same whe
 weights are equal. rho is that of the cohort.
 """
 
-from fedbilevel.algorithms.local._bases import BySums
-from fedbilevel.schedules import Number, choice, count, step
+import equinox as eqx
+from jaxtyping import Array
+
+from fedbilevel import _tree
+from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms.local._bases import ByLinearSystem
+from fedbilevel.algorithms.parts import Iterate, OwnNumber, move, own_number
+from fedbilevel.errors import InvalidInputError
+from fedbilevel.schedules import choice, count, step
 
 __all__ = ["SimFBO"]
 
 
-class SimFBO(BySums):
+class Normalized(eqx.Module):
+    """The mean direction of a client's local steps, and how many there were."""
+
+    direction: Triple
+    steps: Array
+
+
+class SimFBO(ByLinearSystem):
     """Local steps on x, y and z; the server steps along their summed directions."""
 
     reference = "Yang, Xiao, Ji 2023, arXiv 2305.19442"
     provenance = "abstract read; listing reconstructed, unverified"
+    sums = True
+    returns_point = False
 
     lr_x: Number = step("upper", "local step of x")
     lr_y: Number = step("lower", "local step of y")
@@ -60,3 +76,30 @@ class SimFBO(BySums):
     normalized: bool = choice(
         "divide a client's sum by its number of steps", default=False, kw_only=True
     )
+
+    def __check_init__(self) -> None:
+        if self.fewest_steps > self.local_steps:
+            raise InvalidInputError(
+                f"`{type(self).__name__}(fewest_steps={self.fewest_steps})`: at most "
+                f"local_steps, which is {self.local_steps}."
+            )
+
+    def parts(self):
+        """Let clients stop after tau_i steps, where they differ."""
+        fewest = self.fewest_steps
+        return (OwnNumber(fewest, self.local_steps),) if fewest else ()
+
+    def sent(self, end, total, turn):
+        """Return q_i, or h_i and tau_i."""
+        if not self.normalized:
+            return total
+        tau = own_number(turn, self.fewest_steps or self.local_steps, self.local_steps)
+        number = tau.astype(self.gamma_x.dtype)
+        return Normalized(_tree.scale(1 / number, total), number)
+
+    def received(self, server, mean):
+        """Make the server's step along q."""
+        q = _tree.scale(mean.steps, mean.direction) if self.normalized else mean
+        steps = Triple(self.gamma_x, self.gamma_y, self.gamma_z)
+        w = move(server.point, steps, q)
+        return Iterate(w), _tree.scale(1 / self.local_steps, q)

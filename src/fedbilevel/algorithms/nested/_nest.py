@@ -13,16 +13,7 @@ import jax
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Phase,
-    Phases,
-    Pointed,
-    Repeat,
-    Turn,
-)
-from fedbilevel.algorithms.directions import lower_slope
+from fedbilevel.algorithms import Key, Lower, Number, Pair, Upper, base, lower_slope
 from fedbilevel.algorithms.one_machine._path import Draw, sampled
 from fedbilevel.errors import ClientInputError, InvalidInputError
 from fedbilevel.estimators import at_both
@@ -30,7 +21,7 @@ from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Effective, choice, count, is_known, number, step
 
 
-class Nest(Pointed):
+class Nest(base.Pointed):
     """The server's state; None where a variant does not use a field.
 
     q anchors the lower steps, `term` and `total` are the last term and the sum of the
@@ -61,7 +52,7 @@ def parts_of_x() -> Any:
     return count(meaning, default=0, least=0, kw_only=True)
 
 
-class Nested(AbstractAlgorithm):
+class Nested(base.AbstractAlgorithm):
     """A method of two loops, whose step of x is walked in parts."""
 
     allows_private = False
@@ -110,7 +101,7 @@ class WithSeries(Nested):
         total = None if self.random_length else zero
         return Nest(Pair(x, y), term=zero, total=total, h=_tree.zeros_like(x))
 
-    def upper_update(self, parts: int) -> Phases:
+    def upper_update(self, parts: int) -> base.Phases:
         """Return FedIHGP and FedOut."""
         series = fed_ihgp(self.ell, self.terms, self.random_length)
         return (*series, *fed_out(self.alpha, parts))
@@ -123,7 +114,7 @@ def local_steps_on(
     parts: int,
     draw: Draw,
     anchor: str | None = None,
-) -> Phase:
+) -> base.Phase:
     """Return the exchange that takes the mean of one block after local steps.
 
     A whole step is walked in `parts` parts, each along a freshly sampled slope of the
@@ -131,7 +122,7 @@ def local_steps_on(
     corrected by it and by their values at the point.
     """
 
-    def local(message: Any, client: Any, oracle: Oracle, turn: Turn):
+    def local(message: Any, client: Any, oracle: Oracle, turn: base.Turn):
         point, mean = message if anchor else (message, None)
         start = getattr(point, block)
 
@@ -155,7 +146,7 @@ def local_steps_on(
 
 def moving(
     block: str, name: str, local: Callable, anchor: str | None = None, **more: Any
-) -> Phase:
+) -> base.Phase:
     """Return an exchange whose replies are one block, with its anchor sent along."""
 
     def down(server: Nest) -> Any:
@@ -167,7 +158,7 @@ def moving(
     def about(message: Any) -> Any:
         return getattr(message[0] if anchor else message, block)
 
-    return Phase(name, down, local, up, about, moves=True, **more)
+    return base.Phase(name, down, local, up, about, moves=True, **more)
 
 
 def slope_of_g(oracle: Oracle, key: Key) -> Callable[[Pair], Lower]:
@@ -181,36 +172,34 @@ def slope_of_f(oracle: Oracle, key: Key) -> Callable[[Pair], Upper]:
     return lambda w: oracle.upper_gradients(w.x, w.y, xi)[0]
 
 
-def fed_inn(beta: Array, tau: int) -> Phases:
+def fed_inn(beta: Array, tau: int, anchored: bool = True) -> base.Phases:
     """Return FedInn: the clients' mean slope, then local steps corrected by it.
 
     q = mean_i gy_i(x, y; zeta_i);  then, tau times,
     y_i -= (beta/tau) (gy_i(x, y_i; zeta) - gy_i(x, y; zeta) + q);  y = mean_i y_i
+
+    LFedInn has no anchor: tau times, y_i -= (beta/tau) gy_i(x, y_i; zeta).
     """
+    if not anchored:
+        return (local_steps_on("y", "inner_local", beta, tau, slope_of_g),)
     return (
         sampled("inner_anchor", slope_of_g, lambda s, q: replace(s, q=q)),
         local_steps_on("y", "inner_correct", beta, tau, slope_of_g, "q"),
     )
 
 
-def light_fed_inn(beta: Array, tau: int) -> Phases:
-    """Return LFedInn: plain local steps on y.
-
-    tau times, y_i -= (beta/tau) gy_i(x, y_i; zeta);  y = mean_i y_i
-    """
-    return (local_steps_on("y", "inner_local", beta, tau, slope_of_g),)
-
-
-def lower_updates(method: Any) -> Repeat:
+def lower_updates(method: Any) -> base.Repeat:
     """Return T_in lower updates, with anchors where the method is anchored."""
-    inner = fed_inn if method.anchored else light_fed_inn
-    return Repeat(method.inner_rounds, inner(method.beta, method.local_steps))
+    inner = fed_inn(method.beta, method.local_steps, method.anchored)
+    return base.Repeat(method.inner_rounds, inner)
 
 
 def factor_by(step: Callable[[], Array]) -> Callable:
     """Return the work of a client that multiplies p by I - step() H_i."""
 
-    def factor(message: tuple[Pair, Lower], client: Any, oracle: Oracle, turn: Turn):
+    def factor(
+        message: tuple[Pair, Lower], client: Any, oracle: Oracle, turn: base.Turn
+    ):
         point, p = message
         zeta = oracle.draw_lower(turn.keys(1)[0])
         product = oracle.hessian_product(point.x, point.y, p, zeta)
@@ -219,7 +208,7 @@ def factor_by(step: Callable[[], Array]) -> Callable:
     return factor
 
 
-def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
+def fed_ihgp(ell: Array, terms: int, random_length: bool) -> base.Phases:
     """Return the series: p_0, then one exchange a factor.
 
     p_m = mean_i (p_{m-1} - (1/ell) hvp_i[p_{m-1}]);  N' factors of a random number,
@@ -239,7 +228,7 @@ def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
         total = None if random_length else _tree.add(server.total, p)
         return replace(server, term=p, total=total)
 
-    one_factor = Phase(
+    one_factor = base.Phase(
         "series_factor",
         lambda s: (s.point, s.term),
         factor_by(lambda: 1 / ell),
@@ -248,11 +237,11 @@ def fed_ihgp(ell: Array, terms: int, random_length: bool) -> Phases:
     )
     return (
         sampled("series_start", start, first),
-        Repeat(factors, (one_factor,), random=random_length),
+        base.Repeat(factors, (one_factor,), random=random_length),
     )
 
 
-def fed_out(alpha: Array, tau: int) -> Phases:
+def fed_out(alpha: Array, tau: int) -> base.Phases:
     """Return FedOut: the hypergradient with the series, then steps corrected by it.
 
     h = mean_i (fx_i(x, y; xi_i) - jvp_i(x, y; zeta_i)[z]);  then, tau times,
@@ -262,7 +251,7 @@ def fed_out(alpha: Array, tau: int) -> Phases:
     def with_z(server: Nest) -> tuple[Pair, Lower | None]:
         return server.point, server.term if server.total is None else server.total
 
-    def hypergradient(message: Any, client: Any, oracle: Oracle, turn: Turn):
+    def hypergradient(message: Any, client: Any, oracle: Oracle, turn: base.Turn):
         point, z = message
         for_xi, for_zeta = turn.keys(2)
         xi, zeta = oracle.draw_upper(for_xi), oracle.draw_lower(for_zeta)
@@ -271,6 +260,6 @@ def fed_out(alpha: Array, tau: int) -> Phases:
         return client, _tree.subtract(fx, indirect)
 
     return (
-        Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
+        base.Phase("outer_anchor", with_z, hypergradient, lambda s, h: replace(s, h=h)),
         local_steps_on("x", "outer_correct", alpha, tau, slope_of_f, "h"),
     )

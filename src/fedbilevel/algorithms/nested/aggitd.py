@@ -37,13 +37,7 @@ from jaxtyping import Array
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Number, Pair
 from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
-from fedbilevel.algorithms.nested._nest import (
-    Nest,
-    Nested,
-    fed_inn,
-    fed_out,
-    whole_step,
-)
+from fedbilevel.algorithms.nested import _nest
 from fedbilevel.hypergradient._base import check_step
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Effective, choice, count, number
@@ -51,13 +45,13 @@ from fedbilevel.schedules import Effective, choice, count, number
 __all__ = ["AggITD"]
 
 
-class AggITD(Nested):
+class AggITD(_nest.Nested):
     """A federated series that travels with the lower steps."""
 
     reference = "Xiao, Ji 2023, arXiv 2302.04969"
     provenance = "abstract read; listing reconstructed, unverified"
 
-    beta: Number = whole_step("lower", "y")
+    beta: Number = _nest.whole_step("lower", "y")
     lam: Number = number(
         "step of the series, below 1/L1",
         step="lower",
@@ -79,18 +73,18 @@ class AggITD(Nested):
         """Start at (x, y); where a series begins is drawn in every round."""
         zero, h = _tree.zeros_like(y), _tree.zeros_like(x)
         begins = jnp.ones((), jnp.int32) if self.random_length else None
-        return Nest(Pair(x, y), q=zero, term=zero, h=h, begins=begins)
+        return _nest.Nest(Pair(x, y), q=zero, term=zero, h=h, begins=begins)
 
     def phases(self):
         """Return N lower updates with the series, its end, and one upper update."""
 
-        def with_z(server: Nest) -> tuple[Pair, Lower | None, Array | None]:
+        def with_z(server: _nest.Nest) -> tuple[Pair, Lower | None, Array | None]:
             return server.point, server.term, server.begins
 
-        _, correct = fed_inn(self.beta, self.local_steps)
+        _, correct = _nest.fed_inn(self.beta, self.local_steps)
         anchor = Phase("inner_anchor", with_z, self.anchored, with_turn(self.anchor))
         end = Phase("series_end", with_z, self.last, lambda s, z: replace(s, term=z))
-        outer = fed_out(self.alpha, self.local_steps)
+        outer = _nest.fed_out(self.alpha, self.local_steps)
         return (Repeat(self.terms, (anchor, correct)), end, *outer)
 
     def anchored(self, message: Any, client: None, oracle: Oracle, turn: Turn):
@@ -101,7 +95,7 @@ class AggITD(Nested):
         gy = oracle.lower_gradient(point.x, point.y, zeta)
         return client, (gy, self.longer(message, oracle, for_z, t))
 
-    def anchor(self, server: Nest, reply: tuple[Lower, Lower], turn: ServerTurn):
+    def anchor(self, server: _nest.Nest, reply: tuple[Lower, Lower], turn: ServerTurn):
         """Take the mean slope and z; draw at t = 0 where z begins."""
         (q, z), begins = reply, server.begins
         if begins is not None:

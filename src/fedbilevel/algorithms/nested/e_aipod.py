@@ -31,8 +31,7 @@ import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair
-from fedbilevel.algorithms.base import Repeat, Turn
+from fedbilevel.algorithms import Key, Lower, Number, Pair, Repeat, Turn
 from fedbilevel.algorithms.nested._nest import WithSeries, moving
 from fedbilevel.algorithms.parts import Memory, move, no_memory
 from fedbilevel.problem import Oracle

@@ -33,18 +33,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Each,
-    Gathered,
-    Phase,
-    Pointed,
-    Repeat,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel.algorithms import Key, Lower, Number, Pair, Upper, base
 from fedbilevel.algorithms.nested._nest import factor_by, slope_of_g
 from fedbilevel.algorithms.one_machine._path import sampled
 from fedbilevel.algorithms.parts import move, stacked_zeros
@@ -56,7 +45,7 @@ from fedbilevel.schedules import choice, count, number
 __all__ = ["FedMBO"]
 
 
-class Chains(Pointed):
+class Chains(base.Pointed):
     """A point, and of each chain fx, the last term, the sum, and whether it lives."""
 
     point: Pair
@@ -66,7 +55,7 @@ class Chains(Pointed):
     alive: Float[Array, " chains"]
 
 
-class FedMBO(AbstractAlgorithm):
+class FedMBO(base.AbstractAlgorithm):
     """Federated minibatch steps below, unaveraged chains of Hessians above."""
 
     reference = "Huang, Zhang, Ji 2023, arXiv 2302.05412"
@@ -102,38 +91,41 @@ class FedMBO(AbstractAlgorithm):
             factors, inverse = self.terms - 1, "r"
         lower = sampled("lower", slope_of_g, self.lower_step)
         start = sampled("chain_start", slopes, self.begin, gathers=True)
-        sent, up = self.dealt("r"), with_turn(self.longer)
+        sent, up = self.dealt("r"), base.with_turn(self.longer)
         factor = factor_by(lambda: self.theta)
-        hop = Phase("hop", sent, factor, up, lambda sent: sent[1], gathers=True)
-        sent, up = self.dealt(inverse), with_turn(self.upper_step)
-        last = Phase("last_hop", sent, crossed, up, gathers=True)
-        hops = Repeat(factors, (hop,), random=self.random_length)
-        return (Repeat(self.inner_rounds, (lower,)), start, hops, last)
+        hop = base.Phase("hop", sent, factor, up, lambda sent: sent[1], gathers=True)
+        sent, up = self.dealt(inverse), base.with_turn(self.upper_step)
+        last = base.Phase("last_hop", sent, crossed, up, gathers=True)
+        hops = base.Repeat(factors, (hop,), random=self.random_length)
+        return (base.Repeat(self.inner_rounds, (lower,)), start, hops, last)
 
     def lower_step(self, server: Chains, gy: Lower) -> Chains:
         """Move y."""
         y = move(server.point.y, self.lr_y, gy)
         return replace(server, point=Pair(server.point.x, y))
 
-    def begin(self, server: Chains, gathered: Gathered) -> Chains:
+    def begin(self, server: Chains, gathered: base.Gathered) -> Chains:
         """Begin a chain in every place that answered."""
         first, came = gathered.replies, gathered.weights > 0
         alive = came.astype(server.alive.dtype)
         return Chains(server.point, first.x, first.y, first.y, alive)
 
-    def order(self, turn: ServerTurn) -> Array:
+    def order(self, turn: base.ServerTurn) -> Array:
         """Draw which chain each place gets."""
         return jr.permutation(turn.shared, self.chains)
 
     def dealt(self, name: str) -> Any:
         """Send the point, and to each participant this of another chain."""
 
-        def down(server: Chains, turn: ServerTurn) -> tuple[Pair, Each]:
-            return server.point, Each(_taken(getattr(server, name), self.order(turn)))
+        def down(server: Chains, turn: base.ServerTurn) -> tuple[Pair, base.Each]:
+            chains = _taken(getattr(server, name), self.order(turn))
+            return server.point, base.Each(chains)
 
-        return with_turn(down)
+        return base.with_turn(down)
 
-    def longer(self, server: Chains, gathered: Gathered, turn: ServerTurn) -> Chains:
+    def longer(
+        self, server: Chains, gathered: base.Gathered, turn: base.ServerTurn
+    ) -> Chains:
         """Put the chains back in their order; those not answered wait."""
         order = self.order(turn)
 
@@ -146,7 +138,7 @@ class FedMBO(AbstractAlgorithm):
         return replace(server, r=r, total=jax.tree.map(put, server.total, sums))
 
     def upper_step(
-        self, server: Chains, gathered: Gathered, turn: ServerTurn
+        self, server: Chains, gathered: base.Gathered, turn: base.ServerTurn
     ) -> Chains:
         """Move x along the mean of the chains' hypergradients."""
         order = self.order(turn)
@@ -164,7 +156,7 @@ def slopes(oracle: Oracle, key: Key) -> Any:
     return lambda w: Pair(*oracle.upper_gradients(w.x, w.y, xi))
 
 
-def crossed(message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: Turn):
+def crossed(message: tuple[Pair, Lower], client: None, oracle: Oracle, turn: base.Turn):
     """Return jvp[z]."""
     point, z = message
     zeta = oracle.draw_lower(turn.keys(1)[0])

@@ -259,7 +259,6 @@ def _shorter(server: Search, value: Array) -> Search:
 
 def local_sums(message: Any, client: Any, oracle: Oracle, turn: Turn):
     """Return a client's sums over all of its rows."""
-    del turn
     (x, y), z = (message[0].x, message[0].y), message[1]
     xi, zeta = oracle.part_upper(0, 1), oracle.part_lower(0, 1)
     fx, fy = oracle.upper_gradients(x, y, xi)
@@ -275,7 +274,7 @@ def local_sums(message: Any, client: Any, oracle: Oracle, turn: Turn):
 
 def packed_hessian(oracle: Oracle, point: Pair, zeta: Batch) -> Array:
     """Return the lower triangles of H, row by row, one for each block."""
-    blocks = _blocks(oracle, point.y)
+    blocks = jax.tree.leaves(point.y)[0].shape[0] if oracle.problem.separate else 1
     _, size = (flat := _as_matrix(point.y, blocks)).shape
     if size > _LARGEST:
         raise InvalidInputError(
@@ -343,10 +342,6 @@ class Inverse:
         """Return <v, H v>."""
         flat = _as_matrix(v, len(self.root))
         return jnp.einsum("bi,bij,bj->", flat, self.matrix, flat)
-
-
-def _blocks(oracle: Oracle, y: Lower) -> int:
-    return jax.tree.leaves(y)[0].shape[0] if oracle.problem.separate else 1
 
 
 def _as_matrix(y: Lower, blocks: int) -> Float[Array, "blocks size"]:

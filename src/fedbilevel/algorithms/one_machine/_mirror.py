@@ -12,6 +12,7 @@ The proximal point of a mean is not the mean of proximal points, so that the ste
 server's.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,23 +38,20 @@ class Mirrored(OneMachine):
     def init_server(self, x, y):
         """Start at (x, y), with a = 0 where psi needs it."""
         moments = Pair(_tree.zeros_like(x), None) if self.psi == DIAGONAL else None
-        return Path(Pair(x, y), squares=moments)
+        return replace(super().init_server(x, y), squares=moments)
 
     def mirrored(self, server: Path, w: Pair, u: PyTree, **more: Any) -> Path:
         """Return the path after the mirror step of x from w."""
-        if self.psi == SQUARE:
-            x = jax.tree.map(lambda at, d: self._soft(at, d, 1.0), w.x, u)
-            return Path(Pair(x, w.y), **more)
 
         def renewed(a: Array, d: Array) -> Array:
             return _KEPT * a + (1 - _KEPT) * d**2
 
-        def step(at: Array, d: Array, a: Array) -> Array:
-            return self._soft(at, d, jnp.sqrt(a) + _SMALL)
-
-        a = jax.tree.map(renewed, server.squares.x, u)
-        x = jax.tree.map(step, w.x, u, a)
-        return Path(Pair(x, w.y), squares=Pair(a, None), **more)
+        H, squares = jax.tree.map(lambda _: 1.0, u), None
+        if self.psi == DIAGONAL:
+            a = jax.tree.map(renewed, server.squares.x, u)
+            H, squares = jax.tree.map(lambda a: jnp.sqrt(a) + _SMALL, a), Pair(a, None)
+        x = jax.tree.map(self._soft, w.x, u, H)
+        return Path(Pair(x, w.y), squares=squares, **more)
 
     def _soft(self, at: Array, d: Array, H: Any) -> Array:
         length = self.lr_x.astype(at.dtype) / H

@@ -20,7 +20,7 @@ A round begins with a large batch. A `Repeat` of differences follows: as many as
 period has left (SPIDER), or until a coin ends it (PAGE).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -28,17 +28,7 @@ import jax
 from jaxtyping import PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Triple, Upper
-from fedbilevel.algorithms.base import (
-    Phase,
-    Phases,
-    Pointed,
-    Repeat,
-    SeesTurn,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel.algorithms import Key, Lower, Number, Pair, Triple, Upper, base
 from fedbilevel.algorithms.directions import (
     along_x,
     along_z,
@@ -46,7 +36,7 @@ from fedbilevel.algorithms.directions import (
     hypergradient_and_slope,
     lower_slope,
 )
-from fedbilevel.algorithms.parts import Stepping, evaluate
+from fedbilevel.algorithms.parts import Stepping, evaluate, only
 from fedbilevel.estimators import at_both
 from fedbilevel.hypergradient import AbstractHypergradient
 from fedbilevel.problem import Oracle
@@ -54,12 +44,12 @@ from fedbilevel.schedules import part, step
 
 # Draws s and returns the map w -> G(w; s); blocks that are None do not move.
 Draw = Callable[[Oracle, Key], Callable[[Any], Any]]
-Up = Callable[..., Any] | SeesTurn
+Up = Callable[..., Any] | base.SeesTurn
 
 ITERATIONS = "iterations in a round, p; K clients are averaged after each"
 
 
-class Path(Pointed):
+class Path(base.Pointed):
     """Where a method stands and stood before, its directions and their squares."""
 
     point: Any
@@ -78,24 +68,24 @@ class EachStep(Stepping):
         """Start at the first point."""
         return Path(self.variables(x, y))
 
-    def phases(self) -> Phases:
+    def phases(self) -> base.Phases:
         """Return the iterations of a round, an exchange each."""
-        return self.repeated(sampled("step", self.draw, with_turn(self.taken)))
+        return self.repeated(sampled("step", self.draw, base.with_turn(self.taken)))
 
-    def taken(self, server: Any, D: Any, turn: ServerTurn) -> Any:
+    def taken(self, server: Any, D: Any, turn: base.ServerTurn) -> Any:
         """Return the path after a step along D."""
         w = stepped(server.point, self.step(turn.index), D)
         return replace(server, point=w)
 
-    def moved(self, every: int = 1) -> SeesTurn:
+    def moved(self, every: int = 1) -> base.SeesTurn:
         """Return the server's step along D; t counts every so many exchanges."""
 
-        def up(server: Path, D: Any, turn: ServerTurn) -> Path:
+        def up(server: Path, D: Any, turn: base.ServerTurn) -> Path:
             return self.taken(server, D, replace(turn, index=turn.index // every))
 
-        return with_turn(up)
+        return base.with_turn(up)
 
-    def remembered(self, server: Path, d: Any, turn: ServerTurn) -> Path:
+    def remembered(self, server: Path, d: Any, turn: base.ServerTurn) -> Path:
         """Return the path after a step along d, with where d was formed."""
         w = stepped(server.point, self.step(turn.index), d)
         return Path(w, previous=server.point, direction=d)
@@ -104,9 +94,9 @@ class EachStep(Stepping):
         """Return what directions keep of themselves: nothing at t = 0."""
         return jax.tree.map(lambda weight: 1 - weight, self.weight(t))
 
-    def repeated(self, *iteration: Phase | Repeat) -> Phases:
+    def repeated(self, *iteration: base.Phase | base.Repeat) -> base.Phases:
         """Return the iterations of a round."""
-        return (Repeat(self.local_steps, iteration),)
+        return (base.Repeat(self.local_steps, iteration),)
 
 
 class OneMachine(EachStep):
@@ -147,16 +137,19 @@ class WithZ(OfSystem):
     lr_z: Number = step("auxiliary", "z moves by lr_z times its direction", over="a")
 
 
-class RecursiveWithZ(WithZ):
-    """Recursive directions of x, y and z, and steps along them."""
+class Recursive(OneMachine):
+    """Directions that differences correct, and steps along them."""
 
     def init_server(self, x: Upper, y: Lower) -> Path:
-        """Start at (x, y, 0); directions are formed at t = 0."""
-        return recursive_start(self.variables(x, y))
+        """Start at the first point; directions are formed at t = 0."""
+        w = self.variables(x, y)
+        return Path(w, previous=w, direction=_tree.zeros_like(w))
 
-    def exchanges(self) -> tuple[Phase, Phase]:
+    def exchanges(self) -> tuple[base.Phase, base.Phase]:
         """Return the iteration with a large batch, and one that corrects d."""
-        return recursive_phases(self.draw, self.remembered, self.large_batch)
+        up = base.with_turn(self.remembered)
+        large = sampled("large", self.draw, up, self.large_batch)
+        return large, recursive("step", self.draw, self.remembered)
 
 
 class ByBundle(OneMachine):
@@ -181,15 +174,15 @@ def stepped(w: Any, steps: Any, D: Any) -> Any:
     return replace(w, **{one.name: block(one.name) for one in fields(w)})
 
 
-def at_point(name: str, local: Callable, up: Up, **more: Any) -> Phase:
+def at_point(name: str, local: Callable, up: Up, **more: Any) -> base.Phase:
     """Return the exchange in which clients learn the point alone."""
-    return Phase(name, lambda server: server.point, local, up, **more)
+    return base.Phase(name, lambda server: server.point, local, up, **more)
 
 
-def sampled(name: str, draw: Draw, up: Up, bundles: int = 1, **more: Any) -> Phase:
+def sampled(name: str, draw: Draw, up: Up, bundles: int = 1, **more: Any) -> base.Phase:
     """Return the exchange that takes the mean of G(w; s) over so many samples."""
 
-    def local(w: Any, client: Any, oracle: Oracle, turn: Turn):
+    def local(w: Any, client: Any, oracle: Oracle, turn: base.Turn):
         def one(key: Key) -> Any:
             return draw(oracle, key)(w)
 
@@ -206,59 +199,43 @@ def sampled(name: str, draw: Draw, up: Up, bundles: int = 1, **more: Any) -> Pha
     return at_point(name, local, up, **more)
 
 
-def differences(
-    name: str, draw: Draw, up: Up, kept: Callable[[Any], Any] | None = None
-) -> Phase:
-    """Return the exchange that takes G(w; s) - kept_t G(w_before; s), with one sample.
+def recursive(
+    name: str,
+    draw: Draw,
+    along: Callable,
+    kept: Callable[[Any], Any] | None = None,
+    blocks: Sequence[str] = ("x", "y", "z"),
+) -> base.Phase:
+    """Return the exchange that corrects d, and moves `along(server, d, turn)`.
 
-    `kept(t)` has a number for each block, 1 everywhere if it is left out.
+    d is kept_t d + G(w; s) - kept_t G(w_before; s), with one sample. `kept(t)` has a
+    number for each block, 1 everywhere if it is left out. Other `blocks` stay.
     """
 
-    def local(message: tuple[Any, Any], client: Any, oracle: Oracle, turn: Turn):
+    def weighed(t: Any, d: Any) -> Any:
+        return jax.tree.map(_tree.scale, only(kept(t), blocks), d) if kept else d
+
+    def local(message: tuple[Any, Any], client: Any, oracle: Oracle, turn: base.Turn):
         w, before = message
         now, then = at_both(draw(oracle, turn.keys(1)[0]), w, before)
-        if kept is not None:
-            then = jax.tree.map(_tree.scale, kept(turn.index), then)
-        return client, _tree.subtract(now, then)
+        return client, _tree.subtract(now, weighed(turn.index, then))
 
-    return Phase(name, lambda server: (server.point, server.previous), local, up)
-
-
-def recursive_start(w: Any) -> Path:
-    """Return a path without directions, which are formed at t = 0."""
-    return Path(w, previous=w, direction=_tree.zeros_like(w))
-
-
-def recursive(
-    name: str, draw: Draw, along: Callable, kept: Callable[[Any], Any] | None = None
-) -> Phase:
-    """Return the exchange that corrects d, and moves `along(server, d, turn)`."""
-
-    def up(server: Path, change: Any, turn: ServerTurn) -> Path:
-        held = server.direction
-        if kept is not None:
-            held = jax.tree.map(_tree.scale, kept(turn.index), held)
+    def corrected(server: Path, change: Any, turn: base.ServerTurn) -> Path:
+        held = weighed(turn.index, only(server.direction, blocks))
         return along(server, _tree.add(held, change), turn)
 
-    return differences(name, draw, with_turn(up), kept)
-
-
-def recursive_phases(
-    draw: Draw, along: Callable, large_batch: int
-) -> tuple[Phase, Phase]:
-    """Return the iteration with a large batch, and one that corrects d."""
-    large = sampled("large", draw, with_turn(along), large_batch)
-    return large, recursive("step", draw, along)
+    up = base.with_turn(corrected)
+    return base.Phase(name, lambda server: (server.point, server.previous), local, up)
 
 
 def system_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_z = hvp[z] - fy alone."""
-    return evaluate(Triple(None, None, along_z(oracle, *both_samples(oracle, key))))
+    return evaluate(Triple(None, None, along_z(oracle, key)))
 
 
 def upper_slope(oracle: Oracle, key: Key) -> Callable[[Triple], Triple]:
     """Draw xi and zeta; return the map of D_x = fx - jvp[z] alone."""
-    return evaluate(Triple(along_x(oracle, *both_samples(oracle, key)), None, None))
+    return evaluate(Triple(along_x(oracle, key), None, None))
 
 
 def slope(oracle: Oracle, key: Key) -> Callable[[Any], Pair]:

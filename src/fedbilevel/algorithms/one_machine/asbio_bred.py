@@ -20,10 +20,7 @@ Deviations: h is the l1 norm, x is not constrained, steps of y are constant. The
 measured upper loss omits l1.
 """
 
-from dataclasses import replace
-
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms import Number, Pair, Repeat, ServerTurn
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.hypergradient import RandomNeumann
@@ -32,7 +29,7 @@ from fedbilevel.schedules import count, number, step, word
 __all__ = ["ASBiOBreD"]
 
 
-class ASBiOBreD(Mirrored, _path.ByBundle):
+class ASBiOBreD(Mirrored, _path.Recursive, _path.ByBundle):
     """SPIDER on both levels, with a mirror step of x."""
 
     reference = "Huang et al. 2022, arXiv 2107.12301"
@@ -46,19 +43,12 @@ class ASBiOBreD(Mirrored, _path.ByBundle):
     large_batch: int = count("batches of the run in a large one, B", default=10)
     psi: str = word(PSI, PSIS, default=SQUARE, kw_only=True)
 
-    def init_server(self, x, y):
-        """Start at (x, y); directions are formed at t = 0."""
-        moments = super().init_server(x, y).squares
-        return replace(_path.recursive_start(Pair(x, y)), squares=moments)
-
     def phases(self):
         """Return the iteration with a large batch, and those after it."""
-        large, step = _path.recursive_phases(
-            self.draw, self.both_steps, self.large_batch
-        )
+        large, step = self.exchanges()
         return large, Repeat(self.period - 1, (step,))
 
-    def both_steps(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
+    def remembered(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
         """Move y, and make the mirror step of x."""
         w = _path.stepped(server.point, self.step(turn.index), Pair(None, d.y))
         return self.mirrored(server, w, d.x, previous=server.point, direction=d)

@@ -31,8 +31,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import ServerTurn, with_turn
+from fedbilevel.algorithms import Number, Pair, ServerTurn
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import (
     Schedule,
@@ -86,17 +85,20 @@ class BiAdam(_path.ByBundle):
         """Return the iterations of a round."""
         if not self.corrected:
             return super().phases()
-        up = with_turn(self.taken)
-        return self.repeated(_path.differences("step", self.draw, up, self.kept))
+        return self.repeated(
+            _path.recursive("step", self.draw, self.adapted, self.kept)
+        )
 
     def taken(self, server: _path.Path, D: Pair, turn: ServerTurn) -> _path.Path:
-        """Form directions and second moments, and move along their quotients."""
+        """Average directions, and move along them."""
         kept = self.kept(turn.index)
-        if not self.corrected:
-            taken = jax.tree.map(lambda keep: 1 - keep, kept)
-            D = jax.tree.map(_tree.scale, taken, D)
+        taken = jax.tree.map(lambda keep: 1 - keep, kept)
+        D = jax.tree.map(_tree.scale, taken, D)
         held = jax.tree.map(_tree.scale, kept, server.direction)
-        d = _tree.add(held, D)
+        return self.adapted(server, _tree.add(held, D), turn)
+
+    def adapted(self, server: _path.Path, d: Pair, turn: ServerTurn) -> _path.Path:
+        """Form second moments, and move along the quotients."""
         squares = self.second_moments(server.squares, d)
         w = _path.stepped(server.point, self.step(turn.index), self.scaled(d, squares))
         return _path.Path(w, server.point if self.corrected else None, d, squares)
@@ -117,13 +119,12 @@ class BiAdam(_path.ByBundle):
         """Return u / A and v / B."""
 
         def by_root(leaf: Array, moment: Array) -> Array:
-            return leaf / jnp.sqrt(moment + self.small.astype(leaf.dtype))
-
-        def by_sum(leaf: Array, moment: Array) -> Array:
-            return leaf / (jnp.sqrt(moment) + self.small.astype(leaf.dtype))
+            small = self.small.astype(leaf.dtype)
+            if self.form == CODE:
+                return leaf / jnp.sqrt(moment + small)
+            return leaf / (jnp.sqrt(moment) + small)
 
         if self.form == CODE:
             return jax.tree.map(by_root, d, squares)
         B = squares.y + self.small.astype(squares.y.dtype)
-        above = jax.tree.map(by_sum, d.x, squares.x)
-        return Pair(above, _tree.scale(1 / B, d.y))
+        return Pair(jax.tree.map(by_root, d.x, squares.x), _tree.scale(1 / B, d.y))

@@ -24,8 +24,7 @@ from typing import Any
 import jax
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair
-from fedbilevel.algorithms.base import Turn
+from fedbilevel.algorithms import Lower, Number, Pair, Turn
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.algorithms.one_machine._path import Path, at_point
 from fedbilevel.hypergradient import Unrolled

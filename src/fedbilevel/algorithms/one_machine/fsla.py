@@ -23,9 +23,8 @@ Here it is evaluated. z starts at 0.
 """
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Triple
+from fedbilevel.algorithms import Number, Triple
 from fedbilevel.algorithms.one_machine import _path
-from fedbilevel.algorithms.parts import only
 from fedbilevel.schedules import Schedule, count, schedule, weight
 
 __all__ = ["FSLA"]
@@ -50,9 +49,7 @@ class FSLA(_path.WithZ):
         """Return the iterations of a round."""
         lower = _path.sampled("lower", _path.slope, self.moved())
         system = _path.sampled("system", _path.system_slope, self.moved())
-        upper = _path.recursive("upper", _path.upper_slope, self.remembered, self.kept)
+        upper = _path.recursive(
+            "upper", _path.upper_slope, self.remembered, self.kept, ("x",)
+        )
         return self.repeated(lower, system, upper)
-
-    def kept(self, t):
-        """Return what u keeps of itself: nothing at t = 0."""
-        return only(super().kept(t), ("x",))

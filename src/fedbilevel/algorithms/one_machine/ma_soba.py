@@ -18,8 +18,7 @@ with constant steps and alpha = 0.1. Of the paper the abstract was read.
 """
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import ServerTurn
+from fedbilevel.algorithms import Number, ServerTurn, Triple
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, Path, WithZ
 from fedbilevel.schedules import Schedule, count, schedule, weight
 

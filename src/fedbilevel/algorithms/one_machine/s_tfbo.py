@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Triple
-from fedbilevel.algorithms.base import Pointed, ServerTurn
+from fedbilevel.algorithms import Number, Pointed, ServerTurn, Triple
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, OfSystem, stepped
 from fedbilevel.schedules import count, number
 

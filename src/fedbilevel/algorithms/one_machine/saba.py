@@ -31,8 +31,7 @@ import jax.random as jr
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Pair, Triple
-from fedbilevel.algorithms.base import Turn
+from fedbilevel.algorithms import Key, Pair, Triple, Turn
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, WithZ, at_point
 from fedbilevel.algorithms.parts import stacked_zeros
 from fedbilevel.problem import Oracle

@@ -15,8 +15,7 @@ Reference: Huang, Li, Gao, Huang, arXiv 2107.12301 (NeurIPS 2022).
 Deviations: h is the l1 norm, x is not constrained. The measured upper loss omits l1.
 """
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import ServerTurn
+from fedbilevel.algorithms import Number, Pair, ServerTurn
 from fedbilevel.algorithms.one_machine._mirror import L1, PSI, PSIS, SQUARE, Mirrored
 from fedbilevel.algorithms.one_machine._path import ITERATIONS, ByBundle, Path, stepped
 from fedbilevel.hypergradient import RandomNeumann

@@ -26,13 +26,13 @@ iterations between two large batches. A large batch is B samples (with
 """
 
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._path import RecursiveWithZ
+from fedbilevel.algorithms.one_machine._path import Recursive, WithZ
 from fedbilevel.schedules import Number, count, number
 
 __all__ = ["SPABA"]
 
 
-class SPABA(RecursiveWithZ):
+class SPABA(Recursive, WithZ):
     """PAGE on x, y and z, with large batches by one coin."""
 
     reference = "Chu et al. 2024, arXiv 2405.18777"

@@ -21,13 +21,13 @@ opposite sign, and starts at 0.
 """
 
 from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.one_machine._path import RecursiveWithZ
+from fedbilevel.algorithms.one_machine._path import Recursive, WithZ
 from fedbilevel.schedules import count
 
 __all__ = ["SRBA"]
 
 
-class SRBA(RecursiveWithZ):
+class SRBA(Recursive, WithZ):
     """SPIDER on x, y and z, with a large batch at the start of every round."""
 
     reference = "Dagreou et al. 2024, arXiv 2302.08766"

@@ -21,8 +21,7 @@ place. The authors' program takes one batch for all factors, loses the first ter
 series and does not scale the sum. This one does not repeat that.
 """
 
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat
+from fedbilevel.algorithms import Number, Pair, Repeat
 from fedbilevel.algorithms.one_machine._path import ByBundle, sampled, slope
 from fedbilevel.schedules import Schedule, choice, count, schedule, step
 

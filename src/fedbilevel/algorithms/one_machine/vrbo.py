@@ -29,15 +29,14 @@ is all rows).
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Number, Pair
-from fedbilevel.algorithms.base import Repeat, ServerTurn
+from fedbilevel.algorithms import Number, Pair, Repeat, ServerTurn
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.schedules import count, step
 
 __all__ = ["VRBO"]
 
 
-class VRBO(_path.ByBundle):
+class VRBO(_path.Recursive, _path.ByBundle):
     """SPIDER on both levels, corrected at every lower step."""
 
     reference = "Yang, Ji, Liang 2021, arXiv 2106.04692"
@@ -48,10 +47,6 @@ class VRBO(_path.ByBundle):
     inner_steps: int = count("lower steps for each step of x, m", default=3)
     period: int = count("steps of x from one large batch to the next, q", default=3)
     large_batch: int = count("batches of the run in a large one, B", default=10)
-
-    def init_server(self, x, y):
-        """Start at (x, y); directions are formed at the start of the first round."""
-        return _path.recursive_start(Pair(x, y))
 
     def phases(self):
         """Return the large batch, and all lower steps of a period."""

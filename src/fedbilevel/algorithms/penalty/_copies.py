@@ -21,7 +21,7 @@ than -j nu f, which `check_balance` looks at before a run.
 """
 
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array
 
@@ -142,10 +142,7 @@ _SCHEMES = (
 class Copied(Stepping):
     """A method with two copies of y, or more, in the place of y."""
 
-    @property
-    def scheme(self) -> Scheme:
-        """Where the copies are, and how h weighs them: that of degree 1."""
-        return _SCHEMES[0]
+    scheme: ClassVar[Scheme] = _SCHEMES[0]  # of degree 1
 
     def variables(self, x: Upper, y: Lower) -> Copies:
         """Start with all copies at y."""
@@ -171,8 +168,8 @@ class OfDegree(Copied):
             )
 
     @property
-    def scheme(self) -> Scheme:
-        """That of the degree."""
+    def scheme(self) -> Scheme:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The scheme of the degree."""
         return _SCHEMES[self.degree - 1]
 
     def nu_at(self, t: Any) -> Array:

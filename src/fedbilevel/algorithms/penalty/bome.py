@@ -34,9 +34,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Number, Pair, Triple
-from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms import Key, Number, Pair, Repeat, Triple, both_samples
 from fedbilevel.algorithms.one_machine import _path
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step

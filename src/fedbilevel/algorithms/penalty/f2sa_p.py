@@ -26,10 +26,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedbilevel import _tree
+from fedbilevel.algorithms import at_time, both_samples, evaluate
 from fedbilevel.algorithms.base import Phase, Repeat, ServerTurn, Turn, with_turn
-from fedbilevel.algorithms.directions import both_samples
 from fedbilevel.algorithms.one_machine._path import OneMachine, Path, at_point, stepped
-from fedbilevel.algorithms.parts import at_time, evaluate
 from fedbilevel.algorithms.penalty._copies import BEGINNINGS, NU, OWN, Copies, OfDegree
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Number, Schedule, count, number, schedule, step, word

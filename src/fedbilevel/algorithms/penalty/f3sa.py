@@ -22,15 +22,10 @@ weights are those of STORM as other methods have them. lam is constant.
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from fedbilevel import _tree
 from fedbilevel._blocks import combine
-from fedbilevel._types import Key, Number
-from fedbilevel.algorithms.base import Phase, ServerTurn, with_turn
-from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms import Key, Number, Phase, ServerTurn, both_samples, evaluate
 from fedbilevel.algorithms.one_machine import _path
-from fedbilevel.algorithms.parts import evaluate, only
 from fedbilevel.algorithms.penalty._copies import NU, Copied, Copies
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import Schedule, count, number, schedule, step, weight
@@ -70,18 +65,11 @@ class F3SA(_path.OneMachine, Copied):
         def draw(oracle: Oracle, key: Key) -> Any:
             return evaluate(maps(oracle, self.nu, *both_samples(oracle, key)))
 
-        def kept(t: Any) -> Copies:
-            return only(self.kept(t), blocks)
-
-        def up(server: _path.Path, fresh: Copies, turn: ServerTurn) -> _path.Path:
-            held = jax.tree.map(
-                _tree.scale, kept(turn.index), only(server.direction, blocks)
-            )
-            d = _tree.add(fresh, held)
+        def along(server: _path.Path, d: Copies, turn: ServerTurn) -> _path.Path:
             w = _path.stepped(server.point, self.step(turn.index), d)
             seen = list(server.previous)
             seen[place] = server.point
             return _path.Path(w, tuple(seen), combine(d, server.direction))
 
-        exchange = _path.differences(name, draw, with_turn(up), kept)
+        exchange = _path.recursive(name, draw, along, self.kept, blocks)
         return replace(exchange, down=lambda s: (s.point, s.previous[place]))

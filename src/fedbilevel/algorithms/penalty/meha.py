@@ -37,8 +37,7 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from fedbilevel import _tree
-from fedbilevel._types import Lower, Number, Pair, Triple, Upper
-from fedbilevel.algorithms.one_loop import OneLoop
+from fedbilevel.algorithms import Lower, Number, OneLoop, Pair, Triple, Upper
 from fedbilevel.schedules import count, number, step
 from fedbilevel.units import OfDistance
 

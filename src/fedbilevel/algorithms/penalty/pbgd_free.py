@@ -21,9 +21,7 @@ there is to report.
 from typing import Any
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Number, Pair
-from fedbilevel.algorithms.base import Repeat
-from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms import Key, Number, Pair, Repeat, both_samples
 from fedbilevel.algorithms.one_machine._path import OneMachine, sampled
 from fedbilevel.algorithms.penalty._copies import NU
 from fedbilevel.errors import InvalidInputError

@@ -27,11 +27,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Number
-from fedbilevel.algorithms.base import Repeat, Turn
-from fedbilevel.algorithms.directions import both_samples
+from fedbilevel.algorithms import Key, Number, Repeat, Turn, both_samples, evaluate
 from fedbilevel.algorithms.one_machine._path import OneMachine, at_point, sampled
-from fedbilevel.algorithms.parts import evaluate
 from fedbilevel.algorithms.penalty._copies import Copied, Copies
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import count, number, step

@@ -33,16 +33,7 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from fedbilevel import _tree
-from fedbilevel._types import Key, Lower, Number, Pair, Upper
-from fedbilevel.algorithms.base import (
-    AbstractAlgorithm,
-    Gathered,
-    Phase,
-    Phases,
-    ServerTurn,
-    Turn,
-    with_turn,
-)
+from fedbilevel.algorithms import Key, Lower, Number, Pair, Upper, base
 from fedbilevel.algorithms.one_machine._path import sampled, slope
 from fedbilevel.algorithms.parts import Iterate, local_steps, move
 from fedbilevel.estimators import Storm
@@ -52,7 +43,7 @@ from fedbilevel.schedules import count, number
 __all__ = ["BVRLSGD"]
 
 
-class BVRLSGD(AbstractAlgorithm):
+class BVRLSGD(base.AbstractAlgorithm):
     """SARAH on y at the given x from the mean slope; one client's y is kept."""
 
     reference = "Murata, Suzuki 2021, arXiv 2102.03198"
@@ -68,18 +59,18 @@ class BVRLSGD(AbstractAlgorithm):
         """Start at (x, y). The first round forms v."""
         return Iterate(Pair(x, y), Pair(None, _tree.zeros_like(y)))
 
-    def phases(self) -> Phases:
+    def phases(self) -> base.Phases:
         """Return the exchange of slopes, and the local steps with one client's end."""
 
         def anchored(server: Iterate, v: Pair) -> Iterate:
             return Iterate(server.point, v)
 
         anchor = sampled("anchor", slope, anchored, self.large_batch)
-        up, known = with_turn(self.picked), lambda sent: Pair(None, sent.point.y)
-        local = Phase("local", lambda s: s, self.local, up, known, gathers=True)
+        up, known = base.with_turn(self.picked), lambda sent: Pair(None, sent.point.y)
+        local = base.Phase("local", lambda s: s, self.local, up, known, gathers=True)
         return anchor, local
 
-    def local(self, message: Iterate, client: None, oracle: Oracle, turn: Turn):
+    def local(self, message: Iterate, client: None, oracle: Oracle, turn: base.Turn):
         """Make p local steps on y, from the anchor's v."""
         x, y = message.point.x, message.point.y
         forgets = jnp.zeros_like(self.lr)  # nothing: STORM is SARAH then
@@ -96,7 +87,9 @@ class BVRLSGD(AbstractAlgorithm):
         y_k, _, _ = local_steps(iterate, start, turn, self.local_steps)
         return client, Pair(None, y_k)
 
-    def picked(self, server: Iterate, gathered: Gathered, turn: ServerTurn) -> Iterate:
+    def picked(
+        self, server: Iterate, gathered: base.Gathered, turn: base.ServerTurn
+    ) -> Iterate:
         """Continue from the y of one client that took part."""
         one = jr.categorical(turn.shared, jnp.log(gathered.weights))
         y = jax.tree.map(lambda leaf: leaf[one], gathered.replies.y)

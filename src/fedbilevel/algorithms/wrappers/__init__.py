@@ -14,9 +14,8 @@ import equinox as eqx
 
 from fedbilevel._types import Number
 from fedbilevel.algorithms.base import AbstractAlgorithm
-from fedbilevel.algorithms.local._parts import OwnNumber
 from fedbilevel.algorithms.one_loop import OneLoop, TakesOptions
-from fedbilevel.algorithms.parts import Part
+from fedbilevel.algorithms.parts import OwnNumber, Part
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
 from fedbilevel.algorithms.wrappers.drift import (

@@ -180,10 +180,9 @@ def _prepared_roles(
         )
     features = tuple(one.name for one in preparation.columns)
     troubles.check_columns(table, preparation.names, choices.preparation)
-    numbers = [*preparation.numbers]
     unfilled = [n for n, fill in preparation.numbers.items() if fill is None]
     needed = _needed(label, choices, [n for n in unfilled if n != label])
-    troubles.check_cells(table, {}, numbers, needed, fitted=True)
+    troubles.check_cells(table, {}, preparation.numbers, needed, fitted=True)
     others = set(table.columns) - {label, *features}
     aside = {name: "not in the preparation" for name in sorted(others)}
     return _Roles(label, features, aside)

@@ -101,7 +101,7 @@ def _function(compute: Callable[[Array], Array]) -> Callable[[Any], eqx.nn.Lambd
     return lambda layer: eqx.nn.Lambda(compute)
 
 
-# What is made of each kind of layer, and the settings that alone have a counterpart.
+# The constructor of each kind of layer, and the settings that alone have a counterpart.
 _KINDS: Mapping[str, tuple[Callable[[Any], Any], Mapping[str, Any]]] = {
     "Linear": (_linear, {}),
     "Conv2d": (_convolution, {"padding_mode": "zeros"}),

@@ -35,7 +35,7 @@ class Unseen(NamedTuple):
     text: str
 
 
-# Where a caller wants to be told of them; without it they are refused.
+# Where a caller collects them; without it they are refused.
 Noted: TypeAlias = list[Unseen] | None
 
 

@@ -16,6 +16,7 @@ from fedbilevel._schema import Limits, Settings, Terms, Tuning, check_bounds, op
 from fedbilevel.cli.arguments import at_least_one, read_counts, read_numbers
 from fedbilevel.datasets import partition
 from fedbilevel.datasets.images import shrink
+from fedbilevel.datasets.preparation import ClassLabel
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.clients import drawn
@@ -33,7 +34,7 @@ from fedbilevel.runtime import (
     mesh,
 )
 from fedbilevel.runtime.simulator import layout_for
-from fedbilevel.sklearn import _rows
+from fedbilevel.sklearn._rows import Table
 from fedbilevel.studies.budgets import lengths_of
 from fedbilevel.tasks import _labeled, fairness, loss_tuning, quadratic
 from fedbilevel.theory.plan import _given_or_least
@@ -101,14 +102,19 @@ def chances(**settings):
     return drawn(Experiment("quadratic", **settings), TASK, Sampling()).chances(DATA)
 
 
-def judged(share):
+def four_rows():
+    """Return rows of one site and one class."""
+    label, columns = ClassLabel("label", ()), {"site": np.asarray(["a"] * 4)}
     draw = np.random.default_rng(0)
-    return _rows.judges(np.asarray(["a"] * 4), [np.zeros(4)], share, draw)
+    return Table(np.zeros((4, 1)), label, np.zeros(4), columns, draw)
+
+
+def judged(share):
+    return four_rows().judges(share)
 
 
 def folded(count):
-    draw = np.random.default_rng(0)
-    return _rows.folds(np.asarray(["a"] * 4), [np.zeros(4)], count, draw)
+    return four_rows().folds(np.asarray(["a"] * 4), count)
 
 
 def site_of(client=0, minimum=2):

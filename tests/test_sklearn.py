@@ -17,6 +17,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
 from fedbilevel import datasets
+from fedbilevel.datasets.preparation import ClassLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.sklearn import (
     FederatedClassifier,
@@ -238,19 +239,24 @@ def test_columns_of_a_frame_keep_their_names():
 
 
 def test_judges_are_a_share_of_every_site_and_class():
-    draw = np.random.default_rng(0)
+    def rows_of(sites, label):
+        draw = np.random.default_rng(0)
+        kind = ClassLabel("label", ())
+        return _rows.Table(np.zeros((3, 1)), kind, label, {"site": sites}, draw)
+
     sites = np.repeat(["a", "b"], [40, 8])
     label = np.concatenate([np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [4, 4])])
-    marks = _rows.judges(sites, [label], 0.25, draw)
+    table = rows_of(sites, label)
+    marks = table.judges(0.25)
     counts = [np.sum(marks & (sites == s) & (label == c)) for s in "ab" for c in (0, 1)]
     assert sum(counts[:2]) == 10 and sum(counts[2:]) == 2
     assert counts[0] in (7, 8) and counts[2:] == [1, 1]
-    part = _rows.folds(sites, [label], 4, draw)
+    part = table.folds(sites, 4)
     for number in range(4):
         inside = [np.sum((part == number) & (sites == s)) for s in "ab"]
         assert inside == [10, 2]
     with pytest.raises(InvalidInputError, match="'lone' has 1 sample"):
-        _rows.judges(np.asarray(["a", "a", "lone"]), [np.zeros(3)], 0.5, draw)
+        rows_of(np.asarray(["a", "a", "lone"]), np.zeros(3)).judges(0.5)
 
 
 def test_marked_rows_judge_and_all_others_train():

@@ -56,8 +56,7 @@ class TableChoices:
         "", "file of `fedbilevel prepare` that says how columns become features"
     )
     separator: str = option(
-        "",
-        "of CSV cells: comma, semicolon, tab or pipe; detected if left out",
+        "", "of CSV cells: comma, semicolon, tab or pipe; detected if left out"
     )
     decimal: str = option(
         "", "decimal mark of numbers: point or comma; detected if left out"

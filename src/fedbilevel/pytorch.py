@@ -101,20 +101,18 @@ def _function(compute: Callable[[Array], Array]) -> Callable[[Any], eqx.nn.Lambd
     return lambda layer: eqx.nn.Lambda(compute)
 
 
-def _largest(layer: Any) -> eqx.nn.MaxPool2d:
-    return eqx.nn.MaxPool2d(layer.kernel_size, layer.stride, layer.padding)
-
-
-def _mean(layer: Any) -> eqx.nn.AvgPool2d:
-    return eqx.nn.AvgPool2d(layer.kernel_size, layer.stride)
-
-
-# What is made of each kind of layer, and the settings that alone have a counterpart.
+# The constructor of each kind of layer, and the settings that alone have a counterpart.
 _KINDS: Mapping[str, tuple[Callable[[Any], Any], Mapping[str, Any]]] = {
     "Linear": (_linear, {}),
     "Conv2d": (_convolution, {"padding_mode": "zeros"}),
-    "MaxPool2d": (_largest, dict(dilation=1, return_indices=False, ceil_mode=False)),
-    "AvgPool2d": (_mean, dict(padding=0, ceil_mode=False, divisor_override=None)),
+    "MaxPool2d": (
+        lambda layer: eqx.nn.MaxPool2d(layer.kernel_size, layer.stride, layer.padding),
+        dict(dilation=1, return_indices=False, ceil_mode=False),
+    ),
+    "AvgPool2d": (
+        lambda layer: eqx.nn.AvgPool2d(layer.kernel_size, layer.stride),
+        dict(padding=0, ceil_mode=False, divisor_override=None),
+    ),
     "Flatten": (_function(jnp.ravel), {"start_dim": 1, "end_dim": -1}),
     "Identity": (_function(lambda a: a), {}),
     "ReLU": (_function(jax.nn.relu), {}),

@@ -90,26 +90,12 @@ def opened(path: Path) -> BinaryIO:
     return io.BufferedReader(Unpacked(path)) if packed else path.open("rb")
 
 
-class Unpacked(io.RawIOBase):
+class Unpacked(gzip.GzipFile):
     """The unpacked content of a gzip file, up to the allowed bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.count = path, 0
-        self.stream: BinaryIO = gzip.open(path)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def readable(self) -> bool:
-        """Say that it can be read."""
-        return True
-
-    def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def read(self, size: int | None = -1) -> bytes:
         """Read some bytes, as long as there are not too many."""
-        data = self.stream.read(len(buffer))
-        self.count += len(data)
-        check_size(self.path, self.count, "unpacked, or more")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        """Close the file."""
-        self.stream.close()
-        super().close()
+        every = size is None or size < 0
+        data = super().read(largest() + 1 if every else size)
+        check_size(self.name, self.tell(), "unpacked, or more")
+        return data

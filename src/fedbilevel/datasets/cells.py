@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedbilevel.errors import InvalidInputError
 
+Columns: TypeAlias = Mapping[str, np.ndarray]
 # Says where a row is.
 Where: TypeAlias = Callable[[int], str]
 numbered: Where = "row {}".format

@@ -20,11 +20,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import numpy as np
-
 from fedbilevel._table_choices import DECIMALS, SEPARATORS
 from fedbilevel.datasets._files import opened
-from fedbilevel.datasets.cells import as_text, is_gap, is_number, parse_number
+from fedbilevel.datasets.cells import Columns, as_text, is_gap, is_number, parse_number
 from fedbilevel.errors import InvalidInputError
 
 _SAMPLE = 2**16  # characters from which a separator is found
@@ -152,9 +150,7 @@ def _separator_of(sample: str) -> str:
     return best[2]
 
 
-def decimal_of(
-    source: str, columns: Mapping[str, np.ndarray], separator: str = ","
-) -> str:
+def decimal_of(source: str, columns: Columns, separator: str) -> str:
     """Return the decimal mark of columns of text.
 
     A column says it by numbers that would be none with the other mark, as 47,3 and

@@ -105,19 +105,18 @@ def read_preparation(path: str) -> Preparation:
     """Read a preparation from its file."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
-    except ValueError:
-        raise InvalidInputError(f"{path} is no text, so no preparation.") from None
-    try:
         return Preparation.from_json(text)
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from None
+    except ValueError:
+        raise InvalidInputError(f"{path} is no text, so no preparation.") from None
 
 
 def _roles(table: Table, choices: TableChoices) -> _Roles:
     names = [*table.columns, *table.unreadable]
     default = "label" if "label" in table.columns else list(table.columns)[-1]
     label = choices.label or default
-    _check_chosen(table, choices, names, label)
+    _check_chosen(table, choices, label)
     aside = {name: "ignored" for name in choices.ignored}
     used = {"site": choices.site, "group": choices.group_column}
     aside |= {name: f"says the {role}" for role, name in used.items() if name}
@@ -148,9 +147,8 @@ def _needed(
     return {label: "label", **where, **dict.fromkeys(numbers, "number")}
 
 
-def _check_chosen(
-    table: Table, choices: TableChoices, names: list[str], label: str
-) -> None:
+def _check_chosen(table: Table, choices: TableChoices, label: str) -> None:
+    names = [*table.columns, *table.unreadable]
     chosen = (label, choices.site, choices.group_column, *choices.ignored)
     for name in chosen:
         if name and name not in names:
@@ -182,10 +180,9 @@ def _prepared_roles(
         )
     features = tuple(one.name for one in preparation.columns)
     troubles.check_columns(table, preparation.names, choices.preparation)
-    numbers = [*preparation.numbers]
     unfilled = [n for n, fill in preparation.numbers.items() if fill is None]
     needed = _needed(label, choices, [n for n in unfilled if n != label])
-    troubles.check_cells(table, {}, numbers, needed, fitted=True)
+    troubles.check_cells(table, {}, preparation.numbers, needed, fitted=True)
     others = set(table.columns) - {label, *features}
     aside = {name: "not in the preparation" for name in sorted(others)}
     return _Roles(label, features, aside)
@@ -220,7 +217,8 @@ def _sums(table: Table, roles: _Roles, choices: TableChoices, minimum: int) -> S
 
 def _is_target(table: Table, name: str, choices: TableChoices) -> bool:
     """Say whether a label is a number to be predicted; raise if that is unclear."""
-    numeric = table.is_numeric(name) and not np.isinf(table.numbers(name)).any()
+    numbers = table.numbers(name)
+    numeric = table.is_numeric(name) and not np.isinf(numbers).any()
     if choices.label_kind == "number" and not numeric:
         raise InvalidInputError(
             f"{table.source}: the label '{name}' holds text, so it is no number to "
@@ -229,7 +227,6 @@ def _is_target(table: Table, name: str, choices: TableChoices) -> bool:
     # Where most are numbers and some are words, they are classes.
     if choices.label_kind != "auto" or not numeric:
         return choices.label_kind == "number"
-    numbers = table.numbers(name)
     different = np.unique(numbers)
     if np.any(numbers != np.floor(numbers)):
         return True

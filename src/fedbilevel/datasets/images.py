@@ -38,8 +38,7 @@ def load_images(path: Path) -> Dataset:
     Omniglot are, is taken once.
     """
     found, above = _found(path)
-    keys = sorted(found)
-    images = _decoded(path, found, keys)
+    keys, images = list(found), _decoded(path, found)
     deep = len(keys[0]) == 3
     if deep and all(_CHARACTER.fullmatch(key[1]) for key in keys):
         label = [f"{alphabet}/{character}" for alphabet, character, _ in keys]
@@ -88,31 +87,29 @@ def _found(path: Path) -> tuple[dict[tuple[str, ...], bytes], set[tuple[str, ...
             f"{path} holds images in folders of different depth: {two}. Use "
             "class/*.png or site/class/*.png for all."
         )
-    return found, above
+    return dict(sorted(found.items())), above
 
 
-def _decoded(
-    path: Path, found: dict[tuple[str, ...], bytes], keys: list[tuple[str, ...]]
-) -> np.ndarray:
+def _decoded(path: Path, found: dict[tuple[str, ...], bytes]) -> np.ndarray:
     """Return the pixels of images, which must have one shape."""
     sentence = "images are decoded by Pillow: install fedbilevel[data]."
     library = needed("PIL.Image", sentence)
     images, size = [], 0
-    for key in keys:
+    for key, content in found.items():
         name, kind = "/".join(key), _KINDS[PurePath(key[-1]).suffix.lower()]
         with reading(path / name, kind), warnings.catch_warnings():
             warnings.simplefilter("error", library.DecompressionBombWarning)
             # No other kind: Pillow hands some of them to programs.
-            with library.open(io.BytesIO(found[key]), formats=[kind]) as image:
+            with library.open(io.BytesIO(content), formats=[kind]) as image:
                 mode = "L" if image.mode in ("1", "L") else "RGB"
                 size += math.prod(image.size) * len(mode)
                 check_size(path, size, f"{name} and the images before it")
                 images.append(np.asarray(image.convert(mode)))
-    for key, image in zip(keys, images, strict=True):
+    for key, image in zip(found, images, strict=True):
         if image.shape != images[0].shape:
             raise InvalidInputError(
                 f"{path}: {'/'.join(key)} has shape {image.shape}, but "
-                f"{'/'.join(keys[0])} has {images[0].shape}. All must agree."
+                f"{'/'.join(next(iter(found)))} has {images[0].shape}. All must agree."
             )
     return np.stack(images)
 

@@ -9,6 +9,7 @@ import math
 import os
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,31 +42,27 @@ _A9A_WIDTH = 123  # one row alone has the last feature, and some copies lack tha
 _PATIENCE = 60.0  # seconds without a byte
 
 
-def _bundled(name: str, file: str) -> Callable[[Path], Dataset]:
-    def load(cache: Path) -> Dataset:
-        del cache  # scikit-learn brings the files along
-        # To import scikit-learn takes 2 s, to read its table a hundredth of that.
-        found = importlib.util.find_spec("sklearn")
-        if found is None or found.origin is None:
-            raise FedbilevelError(
-                f"{name} comes with scikit-learn: install fedbilevel[data]."
-            )
-        path = Path(found.origin).parent / "datasets" / "data" / file
-        if not path.is_file():
-            raise FedbilevelError(
-                f"{name} is not where scikit-learn 1 keeps it, in {path}: install "
-                "fedbilevel[data] anew."
-            )
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            table = [line.rstrip().split(",") for line in lines]
-        # All but the digits begin with the numbers of rows and columns, and the names.
-        names = table.pop(0)[2:] if path.suffix == ".csv" else list("0123456789")
-        values = np.asarray(table, float)
-        labels = values[:, -1].astype(int)
-        dataset = assemble(name, Part(values[:, :-1], labels))
-        return rename_classes(dataset, names)
-
-    return load
+def _bundled(name: str, file: str, cache: Path) -> Dataset:
+    del cache  # scikit-learn brings the files along
+    # To import scikit-learn takes 2 s, to read its table a hundredth of that.
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise FedbilevelError(
+            f"{name} comes with scikit-learn: install fedbilevel[data]."
+        )
+    path = Path(found.origin).parent / "datasets" / "data" / file
+    if not path.is_file():
+        raise FedbilevelError(
+            f"{name} is not where scikit-learn 1 keeps it, in {path}: install "
+            "fedbilevel[data] anew."
+        )
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        table = [line.rstrip().split(",") for line in lines]
+    # All but the digits begin with the numbers of rows and columns, and the names.
+    names = table.pop(0)[2:] if path.suffix == ".csv" else list("0123456789")
+    values = np.asarray(table, float)
+    dataset = assemble(name, Part(values[:, :-1], values[:, -1].astype(int)))
+    return rename_classes(dataset, names)
 
 
 def _fashion_mnist(cache: Path) -> Dataset:
@@ -117,10 +114,10 @@ NAMED: Mapping[str, Callable[[Path], Dataset]] = {
     "a9a": _a9a,
     "fashion-mnist": _fashion_mnist,
     "mnist": _mnist,
-    "breast_cancer": _bundled("breast_cancer", "breast_cancer.csv"),
-    "digits": _bundled("digits", "digits.csv.gz"),
-    "iris": _bundled("iris", "iris.csv"),
-    "wine": _bundled("wine", "wine_data.csv"),
+    "breast_cancer": partial(_bundled, "breast_cancer", "breast_cancer.csv"),
+    "digits": partial(_bundled, "digits", "digits.csv.gz"),
+    "iris": partial(_bundled, "iris", "iris.csv"),
+    "wine": partial(_bundled, "wine", "wine_data.csv"),
 }
 
 

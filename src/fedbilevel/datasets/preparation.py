@@ -4,15 +4,15 @@ A `Preparation` is fitted from `Sums`, which every site makes of its own rows an
 merge: the same preparation results from pooled rows and from merged sums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedbilevel.datasets import _preparation_files as files
 from fedbilevel.datasets import cells
-from fedbilevel.datasets.cells import Where, numbered
+from fedbilevel.datasets.cells import Columns, Where, numbered
 from fedbilevel.datasets.sums import EMPTY, OTHER, Moments, Sums
 from fedbilevel.errors import InvalidInputError
 
@@ -33,6 +33,10 @@ class Unseen(NamedTuple):
     row: int
     column: str
     text: str
+
+
+# Where a caller collects them; without it they are refused.
+Noted: TypeAlias = list[Unseen] | None
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,7 @@ class CategoryColumn:
         return tuple(f"{self.name}={value}" for value in self.values)
 
     def encode(
-        self,
-        values: np.ndarray,
-        where: Where = numbered,
-        unseen: list[Unseen] | None = None,
+        self, values: np.ndarray, where: Where = numbered, unseen: Noted = None
     ) -> np.ndarray:
         """Return one column of zeros and ones for each value."""
         places = {value: place for place, value in enumerate(self.values)}
@@ -139,11 +140,7 @@ class TargetLabel:
     name: str
     center: float
     spread: float = field(metadata=_POSITIVE)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """No classes."""
-        return ()
+    classes: ClassVar[tuple[str, ...]] = ()
 
     def encode(self, values: np.ndarray, where: Where = numbered) -> np.ndarray:
         """Return the targets as a model sees them."""
@@ -188,10 +185,7 @@ class Preparation:
         return found | ({self.label.name: None} if not self.label.classes else {})
 
     def encode(
-        self,
-        columns: Mapping[str, np.ndarray],
-        where: Where = numbered,
-        unseen: list[Unseen] | None = None,
+        self, columns: Columns, where: Where = numbered, unseen: Noted = None
     ) -> np.ndarray:
         """Return filled numbers and one-hot texts, not yet scaled.
 
@@ -217,10 +211,7 @@ class Preparation:
         return (encoded - center) / spread
 
     def apply(
-        self,
-        columns: Mapping[str, np.ndarray],
-        where: Where = numbered,
-        unseen: list[Unseen] | None = None,
+        self, columns: Columns, where: Where = numbered, unseen: Noted = None
     ) -> np.ndarray:
         """Return the features of rows: what a model was trained on."""
         return self.scale(self.encode(columns, where, unseen))

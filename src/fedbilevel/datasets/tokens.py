@@ -100,7 +100,7 @@ def token_rows(
     examples: Sequence[Example], tokenizer: Tokenizer, length: int
 ) -> TokenRows:
     """Return examples as rows of one length."""
-    rows, marks, cut, left_out = [], [], 0, 0
+    rows, marks, cut = [], [], 0
     for prompt, response in examples:
         given = tokenizer.opened(prompt)
         learned = [*tokenizer.continued(response), tokenizer.end]
@@ -108,7 +108,6 @@ def token_rows(
         # Nothing comes before the first token, so that nothing could predict it.
         first = max(len(given), 1)
         if first >= len(row):
-            left_out += 1
             continue
         cut += len(given) + len(learned) > length
         position = np.arange(length)
@@ -119,5 +118,5 @@ def token_rows(
         np.asarray(rows, np.int32).reshape(shape),
         np.asarray(marks, bool).reshape(shape),
         cut,
-        left_out,
+        len(examples) - len(rows),
     )

@@ -105,10 +105,19 @@ def read_checkpoint(folder: Path | str, kind: Any = None) -> Checkpoint:
     family = config.family()
     made = config.gpt2() if family == "gpt2" else config.llama(family)
     tensors = tensors_of(place)
+    names = names_of(family)
+    # Hub files of GPT-2 leave the prefix out.
+    if any(name.startswith(f"{names.block}.") for name in tensors):
+        names = names._replace(prefix="")
     kind = jnp.zeros((), float).dtype if kind is None else kind
-    reader = _Reader(place, tensors, names_of(family), made, kind)
-    transformer = reader.transformer()
-    reader.check_all_read()
+    transformer = _Reader(place, tensors, names, made, kind).transformer()
+    for name in sorted(tensors):
+        tied = name == "lm_head.weight" and made.tied
+        if not tied and not name.endswith(_IGNORED):
+            raise InvalidInputError(
+                f"{place} has a tensor {name}, of which {CONFIG} says nothing: it is "
+                "of another architecture."
+            )
     return Checkpoint(transformer, family, config.end(made.vocabulary))
 
 
@@ -152,63 +161,54 @@ def _missing(folder: Path, name: str) -> InvalidInputError:
     return InvalidInputError(f"{folder / name} is missing: part of the weights.")
 
 
-class _Reader:
-    """Reads the tensors of a folder as arrays of one type, each once."""
+class _Reader(NamedTuple):
+    """Reads tensors as arrays of one type; `tensors` are those that are left."""
 
-    def __init__(
-        self,
-        place: Path,
-        tensors: dict[str, Any],
-        names: Names,
-        made: Architecture,
-        kind: Any,
-    ) -> None:
-        # Hub files of GPT-2 leave the prefix out.
-        bare = any(name.startswith(f"{names.block}.") for name in tensors)
-        self._prefix = "" if bare else names.prefix
-        self._place, self._tensors, self._names = place, dict(tensors), names
-        self._made, self._kind, self._read = made, kind, set()
+    place: Path
+    tensors: dict[str, Any]
+    names: Names
+    made: Architecture
+    kind: Any
 
     def _array(self, name: str, *shape: int) -> np.ndarray:
-        if name not in self._tensors:
-            raise InvalidInputError(f"{self._place} has no tensor {name}.")
-        part = self._tensors[name].get_slice(name)
+        if name not in self.tensors:
+            raise InvalidInputError(f"{self.place} has no tensor {name}.")
+        file = self.tensors.pop(name)
+        part = file.get_slice(name)
         if tuple(part.get_shape()) != shape:
             raise InvalidInputError(
-                f"{self._place}: {name} has the shape {tuple(part.get_shape())}, but "
+                f"{self.place}: {name} has the shape {tuple(part.get_shape())}, but "
                 f"{CONFIG} makes it {shape}."
             )
         if part.get_dtype() not in ("F32", "F16", "BF16", "F64"):
             raise InvalidInputError(
-                f"{self._place}: {name} holds {part.get_dtype()}, not plain floats."
+                f"{self.place}: {name} holds {part.get_dtype()}, not plain floats."
             )
-        self._read.add(name)
         with np.errstate(over="ignore"):
-            found = np.asarray(self._tensors[name].get_tensor(name)).astype(self._kind)
+            found = np.asarray(file.get_tensor(name)).astype(self.kind)
         if not np.isfinite(found).all():
             raise InvalidInputError(
-                f"{self._place}: {name} holds numbers that {np.dtype(self._kind)} does "
+                f"{self.place}: {name} holds numbers that {np.dtype(self.kind)} does "
                 "not, or none at all."
             )
         return found
 
     def _own(self, name: str, *shape: int) -> np.ndarray:
-        return self._array(self._prefix + name, *shape)
+        return self._array(self.names.prefix + name, *shape)
 
     def _each_block(self, name: str, *shape: int) -> np.ndarray:
-        whole = np.empty((self._made.blocks, *shape), self._kind)
-        for n in range(self._made.blocks):
-            whole[n] = self._own(f"{self._names.block}.{n}.{name}", *shape)
+        whole = np.empty((self.made.blocks, *shape), self.kind)
+        for n in range(self.made.blocks):
+            whole[n] = self._own(f"{self.names.block}.{n}.{name}", *shape)
         return whole
 
-    def _norm(self, name: str, width: int, *, stacked: bool = True) -> Norm:
-        read = self._each_block if stacked else self._own
-        parts = ("weight",) if self._made.norm == "rms" else ("weight", "bias")
+    def _norm(self, read: Any, name: str, width: int) -> Norm:
+        parts = ("weight",) if self.made.norm == "rms" else ("weight", "bias")
         return Norm(*(jnp.asarray(read(f"{name}.{one}", width)) for one in parts))
 
     def transformer(self) -> Transformer:
         """Return the transformer of the folder."""
-        made, names, shapes = self._made, self._names, projection_shapes(self._made)
+        made, names, shapes = self.made, self.names, projection_shapes(self.made)
         weights, biases = {}, {}
         for matrix, parts in names.matrices.items():
             outputs, inputs = sum(shapes[one][0] for one in parts), shapes[parts[0]][1]
@@ -224,27 +224,17 @@ class _Reader:
             head = jnp.asarray(self._array("lm_head.weight", *shape))
         if made.positions == "learned":
             positions = jnp.asarray(self._own("wpe.weight", made.longest, made.width))
-        widths = norm_widths(made)
+        widths, stacked = norm_widths(made), self._each_block
         return Transformer(
             jnp.asarray(self._own(f"{names.embeddings}.weight", *shape)),
             positions,
             {name: jnp.asarray(one) for name, one in weights.items()},
             {name: jnp.asarray(one) for name, one in biases.items()},
-            {name: self._norm(names.norms[name], n) for name, n in widths.items()},
-            self._norm(names.last_norm, made.width, stacked=False),
+            {n: self._norm(stacked, names.norms[n], widths[n]) for n in widths},
+            self._norm(self._own, names.last_norm, made.width),
             head,
             made,
         )
-
-    def check_all_read(self) -> None:
-        """Raise if the folder has tensors that nothing was made of."""
-        for name in sorted(set(self._tensors) - self._read):
-            tied = name == "lm_head.weight" and self._made.tied
-            if not tied and not name.endswith(_IGNORED):
-                raise InvalidInputError(
-                    f"{self._place} has a tensor {name}, of which {CONFIG} says "
-                    "nothing: it is of another architecture."
-                )
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -94,7 +94,6 @@ def read_adapters(
     tensors = tensors_of(place, _WEIGHTS)
     names, shapes = names_of(family), projection_shapes(made)
     found: dict[str, Adapter] = {}
-    left = set(tensors)
     where = f"{_PREFIX}{names.prefix}{names.block}"
     for target, parts in names.matrices.items():
         keys = [f"{where}.{n}.{target}" for n in range(made.blocks)]
@@ -102,12 +101,11 @@ def read_adapters(
             continue
         outputs = sum(shapes[name][0] for name in parts)
         a, b = _stacked(place, tensors, keys, outputs, shapes[parts[0]][1])
-        left -= {f"{key}.lora_{side}.weight" for key in keys for side in "AB"}
         scale = _scale(place, config, target, a.shape[1])
         for name, own in zip(parts, np.split(b, len(parts), axis=1), strict=True):
             found[name] = Adapter(jnp.asarray(a), jnp.asarray(own), scale)
-    if left or not found:
-        odd = min(left, default="no adapter of this family")
+    if tensors or not found:
+        odd = min(tensors, default="no adapter of this family")
         raise InvalidInputError(
             f"{place} holds {odd}, which belongs to no {family} of {made.blocks} "
             "blocks."
@@ -124,17 +122,17 @@ def _scale(place: Path, config: Mapping[str, Any], target: str, rank: int) -> fl
 
 
 def _stacked(
-    place: Path, tensors: Mapping[str, Any], keys: list[str], outputs: int, inputs: int
+    place: Path, tensors: dict[str, Any], keys: list[str], outputs: int, inputs: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    kind = jnp.zeros((), float).dtype
+    """Return A and B of all blocks, which are taken out of the tensors."""
     sides: dict[str, list[np.ndarray]] = {"A": [], "B": []}
-    rank = 0
+    kind, rank = jnp.zeros((), float).dtype, 0
     for key in keys:
         for side, held in sides.items():
             name = f"{key}.lora_{side}.weight"
             if name not in tensors:
                 raise InvalidInputError(f"{place} has no tensor {name}.")
-            array = np.asarray(tensors[name].get_tensor(name)).astype(kind)
+            array = np.asarray(tensors.pop(name).get_tensor(name)).astype(kind)
             rank = rank or len(array)
             wanted = (rank, inputs) if side == "A" else (outputs, rank)
             if array.shape != wanted:

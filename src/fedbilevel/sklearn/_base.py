@@ -1,7 +1,7 @@
 """Shared parts of all estimators: from arrays to a finished run and predictions."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -13,55 +13,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedbilevel import evaluation
-from fedbilevel.datasets import Dataset, Preparation
 from fedbilevel.datasets.preparation import ClassLabel, TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.models import Model
 from fedbilevel.result import Result
-from fedbilevel.sklearn import _rows
+from fedbilevel.sklearn._rows import LARGEST_SEED, Table, as_column, dealt
 from fedbilevel.studies.single import run_job
 
 _OURS = ("data", "partition", "train", "split", "rows", "site", "group")
-_LARGEST_SEED = 2**31 - 1
 _ONE_PLACE = "all rows"
-
-
-@dataclass
-class Table:
-    """The rows of one call of `fit`, checked; `columns` has their sites.
-
-    Whatever is random in this call is drawn by `draw`.
-    """
-
-    X: np.ndarray
-    label: ClassLabel | TargetLabel
-    y: np.ndarray
-    columns: dict[str, np.ndarray]
-    draw: np.random.Generator
-
-    def seed(self) -> int:
-        """Draw the seed of a run."""
-        return int(self.draw.integers(_LARGEST_SEED))
-
-    def dataset(self, names: Sequence[str], validation: np.ndarray | None) -> Dataset:
-        """Return the rows as a task takes them, some of them marked as judges.
-
-        Where none is, they take turns, and no row is put aside for testing.
-        """
-        spread = self.X.std(axis=0)
-        spread = np.where(spread > 0, spread, 1)
-        scaled = Preparation.of_arrays(self.X.mean(axis=0), spread, (), names)
-        made = Dataset(
-            "X",
-            self.X,
-            self.y,
-            self.label.classes,
-            self.columns,
-            preparation=replace(scaled, label=self.label),
-            validation=validation,
-        )
-        return replace(made, test=made if validation is None else None)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -101,9 +62,9 @@ class Federated(BaseEstimator, abc.ABC):
         """Check the input of `fit`, and assign rows to sites."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         label, y = self._label(y)
-        seed = check_random_state(self.random_state).randint(_LARGEST_SEED)
+        seed = check_random_state(self.random_state).randint(LARGEST_SEED)
         draw = np.random.default_rng(seed)
-        site = _rows.dealt(sites, self.clients, len(X), draw)
+        site = dealt(sites, self.clients, len(X), draw)
         self.sites_ = np.unique(site)
         return Table(X, label, y, {"site": site}, draw)
 
@@ -160,12 +121,6 @@ class Federated(BaseEstimator, abc.ABC):
             )
         return result
 
-    def _judges(self, table: Table) -> np.ndarray:
-        """Mark the rows that judge, alike at every site and in every class."""
-        more = [table.columns["group"]] if "group" in table.columns else []
-        site = table.columns["site"]
-        return _rows.judges(site, [table.y, *more], self.validation, table.draw)
-
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
         """Fit to rows X with labels or numbers y; `sites` names the site of every row.
 
@@ -174,7 +129,7 @@ class Federated(BaseEstimator, abc.ABC):
         """
         table = self._table(X, y, sites)
         seed = table.seed()
-        self.result_ = self._run(table, self._judges(table), seed)
+        self.result_ = self._run(table, table.judges(self.validation), seed)
         return self
 
     def quality(
@@ -194,10 +149,10 @@ class Federated(BaseEstimator, abc.ABC):
         held = _codes("training", training[1], classes, rows)
         column = np.full(len(rows), _ONE_PLACE)
         if training[2:] and training[2] is not None:
-            column = _rows.as_column("sites of training", training[2], len(rows))
+            column = as_column("sites of training", training[2], len(rows))
         names, places = np.unique(column), None
         if sites is not None:
-            found = _rows.as_column("sites", sites, len(tested))
+            found = as_column("sites", sites, len(tested))
             places = np.asarray([_place(names, one) for one in found])
         count = 0 if classes is None else len(classes)
         shares = np.bincount(held, minlength=count) if count else np.array([len(held)])

@@ -12,8 +12,9 @@ from fedbilevel.datasets.preparation import TargetLabel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Model
 from fedbilevel.result import Result
-from fedbilevel.sklearn import _refit, _rows
-from fedbilevel.sklearn._base import Federated, FederatedClassifying, Table
+from fedbilevel.sklearn import _refit
+from fedbilevel.sklearn._base import Federated, FederatedClassifying
+from fedbilevel.sklearn._rows import Table, as_column
 from fedbilevel.tasks import regularization
 
 
@@ -103,9 +104,7 @@ class FederatedCleaner(FederatedClassifying):
     folds: int = 4
     results_: list[Result] = field(init=False)
 
-    def fit(
-        self, X: Any, y: Any, sites: Any = None, trusted: Any = None
-    ) -> "FederatedCleaner":
+    def fit(self, X: Any, y: Any, sites: Any = None, trusted: Any = None) -> Self:
         """Fit to rows X with labels y; `sites` names the site of every row.
 
         Without sites the rows are partitioned at random over so many `clients`, or stay
@@ -117,7 +116,7 @@ class FederatedCleaner(FederatedClassifying):
         judged_by_all = not marks.any()
         # Trusted rows are fewer than folds at some sites, which the run does not mind.
         site = table.columns["site"] if judged_by_all else np.zeros(len(marks))
-        part = _rows.folds(site, [table.y], self.folds, table.draw)
+        part = table.folds(site, self.folds)
         parts = [part == number for number in range(self.folds)]
         p = np.zeros((len(table.y), len(self.classes_)))
         self.results_ = []
@@ -213,9 +212,7 @@ class FederatedReweighter(FederatedClassifying):
     _algorithm = None
     validation: float = 0.25
 
-    def fit(
-        self, X: Any, y: Any, sites: Any = None, groups: Any = None
-    ) -> "FederatedReweighter":
+    def fit(self, X: Any, y: Any, sites: Any = None, groups: Any = None) -> Self:
         """Fit to rows X with labels y; `sites` names the site of every row.
 
         Without sites the rows are partitioned at random over so many `clients`, or stay
@@ -227,9 +224,9 @@ class FederatedReweighter(FederatedClassifying):
             self.shifts_ = np.asarray(self.result_.x["shifts"])
             return self
         table = self._table(X, y, sites)
-        table.columns["group"] = _rows.as_column("groups", groups, len(table.y))
+        table.columns["group"] = as_column("groups", groups, len(table.y))
         self.groups_ = np.unique(table.columns["group"])
-        seed, marks = table.seed(), self._judges(table)
+        seed, marks = table.seed(), table.judges(self.validation)
         self.result_ = self._run(table, marks, seed, "fairness", group="group")
         self.group_weights_ = 2 * np.asarray(jax.nn.softmax(self.result_.x))
         if len(np.unique(self.predict(table.X))) == 1:

@@ -57,6 +57,7 @@ from fedbilevel.algorithms.wrappers.base import (
     Inside,
     With,
     inner_phase,
+    kind_of_numbers,
     mapped,
 )
 from fedbilevel.errors import InvalidInputError
@@ -131,7 +132,7 @@ class StepClip(Part):
 
     def shared(self, start):
         """Start with unknown bounds, one for each block of point and direction."""
-        return _unknown(start, _kind(start.point))
+        return _unknown(start, kind_of_numbers(start.point))
 
     def begun(self, begin, shared, own):
         """Return the bounds, the tally of no steps, and their number."""
@@ -189,7 +190,7 @@ class QuantileClip(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Clipping:
         """Start the method, with no bound known."""
-        server, kind = self.algorithm.init_server(x, y), _kind(x)
+        server, kind = self.algorithm.init_server(x, y), kind_of_numbers(x)
         cut = self._cut_phases()
         return Clipping(server, {p.name: _unknown(p.known(server), kind) for p in cut})
 
@@ -235,12 +236,6 @@ class QuantileClip(AroundServer):
         given = None if known is None else about
         change = {"local": local, "up": with_turn(up), "about": given}
         return replace(inner.saying(down), **change, moves=False)
-
-
-def _kind(x: PyTree) -> Any:
-    """Return the type of bounds."""
-    kind = jnp.result_type(jax.tree.leaves(x)[0])
-    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
 
 
 def _unknown(known: PyTree | None, kind: Any) -> Blocks:

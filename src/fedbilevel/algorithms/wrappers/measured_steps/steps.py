@@ -16,7 +16,6 @@ one Hessian product and one upper loss more. Ten products come before the first 
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
@@ -30,7 +29,12 @@ from fedbilevel.algorithms.base import (
     Turn,
     every_phase,
 )
-from fedbilevel.algorithms.wrappers.base import AroundServer, Inside, mapped
+from fedbilevel.algorithms.wrappers.base import (
+    AroundServer,
+    Inside,
+    kind_of_numbers,
+    mapped,
+)
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
 from fedbilevel.algorithms.wrappers.measured_steps.best import Best
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER, Softness
@@ -102,7 +106,7 @@ class SteadySteps(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Steady:
         """Start the method, with nothing measured."""
-        server, kind = self.plain().init_server(x, y), _kind(x)
+        server, kind = self.plain().init_server(x, y), kind_of_numbers(x)
         way = DogStride.of(x) if self.paces else None
         guard = Guard.of((server, way), self.algorithm.watched(server))
         guard = guard if self.safeguard else None
@@ -132,7 +136,7 @@ class SteadySteps(AroundServer):
         return Held(
             self.plain().init_client(x, y),
             vector,
-            jnp.zeros((), _kind(x)) if self.follows else None,
+            jnp.zeros((), kind_of_numbers(x)) if self.follows else None,
             jnp.zeros((), jnp.int32) if self.safeguard else None,
         )
 
@@ -232,9 +236,3 @@ def _times_of_last(phases: Phases) -> int:
     """Return how often the last phase, which judges, is in a round at most."""
     last = phases[-1]
     return last.times * _times_of_last(last.phases) if isinstance(last, Repeat) else 1
-
-
-def _kind(x: Upper) -> Any:
-    """Return the type of the numbers that are measured."""
-    kind = jnp.asarray(jax.tree.leaves(x)[0]).dtype
-    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)

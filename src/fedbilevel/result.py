@@ -246,12 +246,13 @@ def as_html(about: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by name, on the host."""
+    leaves = map(np.asarray, jax.tree.leaves(tree))
+    return dict(zip(_names(prefix, tree), leaves, strict=True))
+
+
+def _names(prefix: str, tree: PyTree) -> list[str]:
     names = _tree.leaf_names(tree)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return {
-        f"{prefix}.{name}" if name else prefix: leaf
-        for name, leaf in zip(names, leaves, strict=True)
-    }
+    return [f"{prefix}.{name}" if name else prefix for name in names]
 
 
 def _nested(level: str, point: Mapping[str, np.ndarray]) -> Any:
@@ -278,20 +279,17 @@ def shaped(
     as_leaf: Callable[[np.ndarray], Any] = jnp.asarray,
 ) -> PyTree:
     """Return a tree with its numbers replaced by those of a point, where it has any."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    wanted = {name for name in point if name.split(".")[0] == level}
-    leaves = []
-    for path, leaf in paths:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = f"{level}.{name}" if name else level
-        wanted.discard(name)
-        leaves.append(as_leaf(point[name]) if name in point else leaf)
+    leaves, structure = jax.tree.flatten(tree)
+    names = _names(level, tree)
+    wanted = {name for name in point if name.split(".")[0] == level} - {*names}
     if wanted:
         raise CheckpointError(
             f"`like` has no place for {', '.join(sorted(wanted))} of the result. Give "
             "the start that the run was begun with."
         )
-    return jax.tree.unflatten(structure, leaves)
+    held = zip(names, leaves, strict=True)
+    found = [as_leaf(point[n]) if n in point else leaf for n, leaf in held]
+    return jax.tree.unflatten(structure, found)
 
 
 def _as_json(about: Any) -> str:

@@ -16,7 +16,6 @@ from fedbilevel._types import Number
 from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.algorithms.local._parts import OwnNumber
 from fedbilevel.algorithms.one_loop import OneLoop, TakesOptions
-from fedbilevel.algorithms.parts import Part
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
 from fedbilevel.algorithms.wrappers.drift import (
@@ -52,15 +51,8 @@ from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.schedules import check_fields, choice, count, optional, word
 
 
-def _with(part: Callable[..., Part]) -> Callable[..., Any]:
-    return lambda algorithm, *values, **named: With(algorithm, part(*values, **named))
-
-
-def _by_server(kind: type[eqx.Module]) -> Callable[..., Any]:
-    def optimized(algorithm: AbstractAlgorithm, *values: Any, **named: Any):
-        return ServerOptimizer(algorithm, kind(*values, **named))
-
-    return optimized
+def _wraps(kind: Callable, part: Callable) -> Callable[..., Any]:
+    return lambda algorithm, *values, **named: kind(algorithm, part(*values, **named))
 
 
 def _onto(kind: type[eqx.Module], block: str) -> Callable[..., Any]:
@@ -70,12 +62,12 @@ def _onto(kind: type[eqx.Module], block: str) -> Callable[..., Any]:
     return project
 
 
-controls: Callable[..., Any] = _with(Controls)
-anchor: Callable[..., Any] = _with(Anchor)
-proximal: Callable[..., Any] = _with(Proximal)
-absent: Callable[..., Any] = _with(Absent)
-first_batch: Callable[..., Any] = _with(FirstBatch)
-warm_start: Callable[..., Any] = _with(WarmStart)
+controls: Callable[..., Any] = _wraps(With, Controls)
+anchor: Callable[..., Any] = _wraps(With, Anchor)
+proximal: Callable[..., Any] = _wraps(With, Proximal)
+absent: Callable[..., Any] = _wraps(With, Absent)
+first_batch: Callable[..., Any] = _wraps(With, FirstBatch)
+warm_start: Callable[..., Any] = _wraps(With, WarmStart)
 ball: Callable[..., Any] = _onto(Ball, "z")
 box: Callable[..., Any] = _onto(Box, "x")
 simplex: Callable[..., Any] = _onto(Simplex, "x")
@@ -84,8 +76,8 @@ differences: Callable[..., Any] = Differences
 alternating: Callable[..., Any] = Alternating
 own_lower: Callable[..., Any] = OwnLower
 average: Callable[..., Any] = Average
-server_descent: Callable[..., Any] = _by_server(Descent)
-server_adam: Callable[..., Any] = _by_server(Adam)
+server_descent: Callable[..., Any] = _wraps(ServerOptimizer, Descent)
+server_adam: Callable[..., Any] = _wraps(ServerOptimizer, Adam)
 steady: Callable[..., Any] = SteadySteps
 
 

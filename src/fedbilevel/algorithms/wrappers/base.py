@@ -104,7 +104,7 @@ class AbstractWrapper(AbstractAlgorithm):
 class Inside(eqx.Module):
     """A server's state with the state of the method inside of it."""
 
-    server: eqx.AbstractVar[PyTree]
+    server: PyTree
 
 
 class AroundServer(AbstractWrapper):

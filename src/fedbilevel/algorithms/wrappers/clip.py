@@ -85,7 +85,6 @@ class Tally(eqx.Module):
 class Clipping(Inside):
     """The server's state, and the bounds of every phase, 0 if unknown."""
 
-    server: PyTree
     bounds: dict[str, Blocks]
 
 

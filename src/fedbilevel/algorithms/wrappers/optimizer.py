@@ -52,7 +52,6 @@ from fedbilevel.schedules import check_fields, number, part
 class Optimized(Inside):
     """The server's state, and that of the transformation of each phase that moves."""
 
-    server: PyTree
     optimizer: dict[str, PyTree]
 
 

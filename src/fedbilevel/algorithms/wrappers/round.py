@@ -31,7 +31,6 @@ from fedbilevel.schedules import count
 class Averaged(Inside):
     """The server's state, the mean of x over the rounds, and their number."""
 
-    server: PyTree
     mean: Pair
     rounds: Int[Array, ""]
 

@@ -1,6 +1,6 @@
 """Plain numbers in the place of relative ones, and shorter ones after a divergence."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import equinox as eqx
@@ -48,8 +48,6 @@ def plain(
 def fixed_thetas(part: Any) -> list[Array]:
     """Return the theta of every series of a method that is a plain number."""
     found = []
-    if not (is_dataclass(part) and isinstance(part, eqx.Module)):
-        return found
     for one in fields(part):
         value = getattr(part, one.name)
         if one.name == "theta" and not isinstance(value, OfCurvature):
@@ -78,8 +76,6 @@ def _shortened(part: Any, given: Any, halvings: Array) -> Any:
 
     `given` is the same with relative numbers.
     """
-    if not (is_dataclass(part) and isinstance(part, eqx.Module)):
-        return part
     changed = {}
     for one in fields(part):
         value = getattr(part, one.name)
@@ -89,14 +85,10 @@ def _shortened(part: Any, given: Any, halvings: Array) -> Any:
             if isinstance(getattr(given, one.name), OfCurvature):
                 factor = factor**_MEASURED
             changed[one.name] = value * factor
-        elif isinstance(value, eqx.Module) and is_dataclass(value):
+        elif isinstance(value, eqx.Module):
             inner = getattr(given, one.name)
             changed[one.name] = _shortened(value, inner, halvings)
+    names, new = list(changed), list(changed.values())
     if not changed:
         return part
-    names = list(changed)
-    return eqx.tree_at(
-        lambda one: [getattr(one, name) for name in names],
-        part,
-        [changed[name] for name in names],
-    )
+    return eqx.tree_at(lambda one: [getattr(one, n) for n in names], part, new)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Pair, Triple, Upper
@@ -60,7 +60,6 @@ from fedbilevel.units import OfCurvature, OfDistance, relative_kinds
 class Steady(Inside):
     """The server's state, and what is measured and kept beside it."""
 
-    server: PyTree
     curvature: Array | None
     softness: Softness | None
     way: DogStride | None

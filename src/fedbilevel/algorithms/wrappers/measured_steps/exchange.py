@@ -20,12 +20,8 @@ from fedbilevel.algorithms.base import (
     with_turn,
 )
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
+from fedbilevel.algorithms.wrappers.measured_steps import plain_steps
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER
-from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
-    fixed_thetas,
-    largest_share,
-    shorter,
-)
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST, Guard, Move
 from fedbilevel.problem import Oracle
 
@@ -206,10 +202,10 @@ class Exchange(eqx.Module):
         before, guard, point = state.way, state.guard, self.whole.point(state)
         way = before
         if before is not None:
-            share = largest_share(self.whole.algorithm)
+            share = plain_steps.largest_share(self.whole.algorithm)
             unit = before.stride() * share.astype(before.squares.dtype)
             if guard is not None:
-                unit = unit * shorter("upper", guard.halvings, unit)
+                unit = unit * plain_steps.shorter("upper", guard.halvings, unit)
             way = before.gone(point.x, unit)
         if guard is None:
             return replace(state, way=way)
@@ -239,11 +235,11 @@ class Exchange(eqx.Module):
         """Remember the first round in which a theta did not fit, or z was damped."""
         if state.softness is not None:
             guard = guard.noting("soft", state.softness.is_felt(), turn.index)
-        thetas = fixed_thetas(self.whole.algorithm)
+        thetas = plain_steps.fixed_thetas(self.whole.algorithm)
         if not thetas or state.curvature is None:
             return guard
         theta = jnp.max(jnp.stack(thetas)).astype(state.curvature.dtype)
-        theta = theta * shorter("lower", guard.halvings, theta)
+        theta = theta * plain_steps.shorter("lower", guard.halvings, theta)
         return guard.noting("unfit", theta * state.curvature > 1, turn.index)
 
 

@@ -29,12 +29,7 @@ from fedbilevel.algorithms.base import (
     Turn,
     every_phase,
 )
-from fedbilevel.algorithms.wrappers.base import (
-    AroundServer,
-    Inside,
-    kind_of_numbers,
-    mapped,
-)
+from fedbilevel.algorithms.wrappers import base
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
 from fedbilevel.algorithms.wrappers.measured_steps.best import Best
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER, Softness
@@ -57,7 +52,7 @@ from fedbilevel.schedules import choice
 from fedbilevel.units import OfCurvature, OfDistance, relative_kinds
 
 
-class Steady(Inside):
+class Steady(base.Inside):
     """The server's state, and what is measured and kept beside it."""
 
     curvature: Array | None
@@ -79,7 +74,7 @@ def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
     return SteadySteps(algorithm, safeguard=safeguard) if needed else algorithm
 
 
-class SteadySteps(AroundServer):
+class SteadySteps(base.AroundServer):
     """A method with steps that follow the curvature, and a safeguard."""
 
     safeguard: bool = choice("roll back a diverging run", default=True)
@@ -105,7 +100,7 @@ class SteadySteps(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Steady:
         """Start the method, with nothing measured."""
-        server, kind = self.plain().init_server(x, y), kind_of_numbers(x)
+        server, kind = self.plain().init_server(x, y), base.kind_of_numbers(x)
         way = DogStride.of(x) if self.paces else None
         guard = Guard.of((server, way), self.algorithm.watched(server))
         guard = guard if self.safeguard else None
@@ -135,7 +130,7 @@ class SteadySteps(AroundServer):
         return Held(
             self.plain().init_client(x, y),
             vector,
-            jnp.zeros((), kind_of_numbers(x)) if self.follows else None,
+            jnp.zeros((), base.kind_of_numbers(x)) if self.follows else None,
             jnp.zeros((), jnp.int32) if self.safeguard else None,
         )
 
@@ -228,7 +223,7 @@ class SteadySteps(AroundServer):
             number = next(numbers)
             return Exchange(self, stage, number, number == judged).phase(phase)
 
-        return mapped(phases, change)
+        return base.mapped(phases, change)
 
 
 def _times_of_last(phases: Phases) -> int:

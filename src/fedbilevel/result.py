@@ -163,9 +163,7 @@ class Result:
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
         if self.quality:
-            _files.write_atomically(
-                place / _folders.QUALITY, _as_json(about.pop("quality"))
-            )
+            _write_json(place / _folders.QUALITY, about.pop("quality"))
         _files.write_arrays(place / _folders.COLUMNS, self.columns)
         _files.write_arrays(place / _folders.POINT, self.point)
         if self.last:
@@ -178,7 +176,7 @@ class Result:
                 "fedbilevel[cli].",
                 stacklevel=2,
             )
-        _files.write_atomically(place / _folders.RESULT, _as_json(about))
+        _write_json(place / _folders.RESULT, about)
         return place
 
     @staticmethod
@@ -202,11 +200,8 @@ class Result:
                 f"{_folders.how_to_continue(place)}".rstrip()
             )
         held: dict[str, Any] = {}
-        for kind, name in (
-            ("columns", _folders.COLUMNS),
-            ("point", _folders.POINT),
-            ("last", _folders.LAST),
-        ):
+        files = {"columns": _folders.COLUMNS, "point": _folders.POINT}
+        for kind, name in {**files, "last": _folders.LAST}.items():
             with _files.naming_damage(place / name):
                 there = kind != "last" or (place / name).exists()
                 held[kind] = _files.read_arrays(place / name) if there else {}
@@ -292,8 +287,9 @@ def shaped(
     return jax.tree.unflatten(structure, found)
 
 
-def _as_json(about: Any) -> str:
-    return json.dumps(about, indent=2, allow_nan=False) + "\n"
+def _write_json(path: Path, about: Any) -> None:
+    text = json.dumps(about, indent=2, allow_nan=False)
+    _files.write_atomically(path, f"{text}\n")
 
 
 def short(value: Any) -> str:

@@ -22,24 +22,11 @@ from fedbilevel.algorithms.base import (
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
 from fedbilevel.algorithms.wrappers.measured_steps import plain_steps
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER
+from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import Sent
 from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST, Guard, Move
 from fedbilevel.problem import Oracle
 
 _FOR_CURVATURE, _FOR_LOSS = 2**32 - 3, 2**32 - 4  # folded into the key of a turn
-
-
-class Sent(eqx.Module):
-    """A message, with the numbers that make plain steps of relative ones.
-
-    `damping` is that of the system for z, `loss` the upper loss of the rounds before.
-    """
-
-    message: PyTree
-    curvature: Array | None
-    damping: Array | None
-    stride: Array | None
-    halvings: Array | None
-    loss: Array | None
 
 
 class Seen(eqx.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.hypergradient import AbstractHypergradient
@@ -16,21 +16,29 @@ _SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
 _MEASURED = 0.25  # the power of that for what follows the curvature
 
 
-def plain(
-    algorithm: Any,
-    curvature: Array | None = None,
-    stride: Array | None = None,
-    halvings: Array | None = None,
-    own: Array | None = None,
-) -> Any:
+class Sent(eqx.Module):
+    """A message, with the numbers that make plain steps of relative ones.
+
+    `damping` is that of the system for z, `loss` the upper loss of the rounds before.
+    """
+
+    message: PyTree = None
+    curvature: Array | None = None
+    damping: Array | None = None
+    stride: Array | None = None
+    halvings: Array | None = None
+    loss: Array | None = None
+
+
+def plain(algorithm: Any, sent: Sent, own: Array | None = None) -> Any:
     """Return a method with plain numbers, any where nothing is measured.
 
     A client's own series must converge on that client: theta of a hypergradient is by
     its `own` curvature where that is larger.
     """
     one = jnp.ones(())
-    stride = one if stride is None else stride
-    common = one if curvature is None else curvature
+    stride = one if sent.stride is None else sent.stride
+    common = one if sent.curvature is None else sent.curvature
     mine = common if own is None else jnp.maximum(common, own)
 
     def is_rule(node: Any) -> bool:
@@ -42,7 +50,9 @@ def plain(
         is_leaf=is_rule,
     )
     made = resolved(rules, Measured(common, stride))
-    return made if halvings is None else _shortened(made, algorithm, halvings)
+    if sent.halvings is None:
+        return made
+    return _shortened(made, algorithm, sent.halvings)
 
 
 def fixed_thetas(part: Any) -> list[Array]:

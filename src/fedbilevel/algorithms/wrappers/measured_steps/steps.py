@@ -37,11 +37,11 @@ from fedbilevel.algorithms.wrappers.measured_steps.dog_stride import DogStride
 from fedbilevel.algorithms.wrappers.measured_steps.exchange import (
     Exchange,
     Held,
-    Sent,
     as_arrays,
 )
 from fedbilevel.algorithms.wrappers.measured_steps.momentum import Momentum
 from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
+    Sent,
     fixed_thetas,
     plain,
 )
@@ -166,11 +166,9 @@ class SteadySteps(base.AroundServer):
         """Say what could not be held, if it was so."""
         return "" if server.guard is None else server.guard.gave_up()
 
-    def plain(self, sent: "Sent | None" = None, own: Array | None = None) -> Any:
+    def plain(self, sent: Sent | None = None, own: Array | None = None) -> Any:
         """Return the method with plain numbers, any where only its shape counts."""
-        if sent is None:
-            return plain(self.algorithm)
-        return plain(self.algorithm, sent.curvature, sent.stride, sent.halvings, own)
+        return plain(self.algorithm, sent or Sent(), own)
 
     def known(self, server: Steady) -> Sent:
         """Return the numbers that travel with a message, without one."""
@@ -178,14 +176,10 @@ class SteadySteps(base.AroundServer):
         damping = None
         if softness is not None and server.curvature is not None:
             damping = softness.damping * server.curvature
-        return Sent(
-            None,
-            server.curvature,
-            damping,
-            None if way is None else way.stride(),
-            None if guard is None else guard.halvings,
-            None if guard is None else guard.expected(),
-        )
+        stride = None if way is None else way.stride()
+        halvings = None if guard is None else guard.halvings
+        loss = None if guard is None else guard.expected()
+        return Sent(None, server.curvature, damping, stride, halvings, loss)
 
     def _first_measurement(self) -> Phase:
         """Return the exchange that measures L1, and the size of the first direction."""

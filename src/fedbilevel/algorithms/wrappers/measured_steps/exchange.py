@@ -240,15 +240,10 @@ def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:
     return replace(state, curvature=curvature, softness=softness)
 
 
-def as_arrays(numbers: PyTree) -> PyTree:
-    """Return numbers as the server computes with them, in place of NumPy's."""
-    return jax.tree.map(jnp.asarray, numbers)
-
-
 def _opened(replies: Any) -> tuple[PyTree, Seen]:
     """Return the reply, or all of them, and the means of what was seen."""
     if not isinstance(replies, Gathered):
-        return replies.reply, as_arrays(replies.seen)
+        return replies.reply, jax.tree.map(jnp.asarray, replies.seen)
     share = replies.weights / jnp.sum(replies.weights)
     inner = replies.replies
 

@@ -16,6 +16,7 @@ one Hessian product and one upper loss more. Ten products come before the first 
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -34,11 +35,7 @@ from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvatur
 from fedbilevel.algorithms.wrappers.measured_steps.best import Best
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER, Softness
 from fedbilevel.algorithms.wrappers.measured_steps.dog_stride import DogStride
-from fedbilevel.algorithms.wrappers.measured_steps.exchange import (
-    Exchange,
-    Held,
-    as_arrays,
-)
+from fedbilevel.algorithms.wrappers.measured_steps.exchange import Exchange, Held
 from fedbilevel.algorithms.wrappers.measured_steps.momentum import Momentum
 from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
     Sent,
@@ -199,7 +196,7 @@ class SteadySteps(base.AroundServer):
             return held, (size**POWER, slope)
 
         def up(server: Steady, mean: Any) -> Steady:
-            power, slope = as_arrays(mean)
+            power, slope = jax.tree.map(jnp.asarray, mean)  # a site's are NumPy's
             way = server.way
             if way is not None and slope is not None:
                 way = way.began(slope)

@@ -168,10 +168,6 @@ class Guard(eqx.Module):
         record = Record.new()
         return Guard(state, y, *known, record, none, none, none, rounds, none, none)
 
-    def at(self, state: PyTree, y: PyTree) -> "Guard":
-        """Return the same with the state that a first round begins from."""
-        return replace(self, kept=state, before=y)
-
     def expected(self) -> Array:
         """Return the upper loss of the rounds before, 0 while there were none."""
         known = self.record.mean()

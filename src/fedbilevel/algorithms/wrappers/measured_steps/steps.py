@@ -116,9 +116,8 @@ class SteadySteps(base.AroundServer):
             state = replace(state, momentum=Momentum.of(blocks))
         if state.guard is None:
             return state
-        guard = state.guard.at(
-            (state.server, state.way), self.algorithm.watched(state.server)
-        )
+        y = self.algorithm.watched(state.server)
+        guard = replace(state.guard, kept=(state.server, state.way), before=y)
         return replace(state, guard=guard)
 
     def init_client(self, x: Upper, y: Lower) -> Held:

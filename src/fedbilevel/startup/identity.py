@@ -63,7 +63,8 @@ def _described(part: Any, exact: bool, above: tuple[int, ...] = ()) -> Any:
         return [part.co_code.hex(), part.co_names, inside(*part.co_consts)]
     if not exact or type(part) is _COMPILED:
         part = inspect.unwrap(part)  # others may hold more than one function
-    name = _exact_name(part) if exact else _name(part)
+    usual = getattr(part, "__qualname__", type(part).__qualname__)
+    name = _exact_name(part) if exact else usual
     if isinstance(part, MethodType):
         return [name, *inside(part.__func__, part.__self__)]
     if isinstance(part, FunctionType):
@@ -75,10 +76,6 @@ def _described(part: Any, exact: bool, above: tuple[int, ...] = ()) -> Any:
     if is_dataclass(part) and not isinstance(part, type):
         return [name, *inside(*(getattr(part, one.name) for one in fields(part)))]
     return name
-
-
-def _name(part: Any) -> str:
-    return getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def _exact_name(part: Any) -> str:

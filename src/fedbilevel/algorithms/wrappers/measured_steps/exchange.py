@@ -177,7 +177,12 @@ class Exchange(eqx.Module):
         phase = self._own(self.whole.known(server))
         state = replace(server, server=phase.taken_in(server.server, reply, turn))
         if self._measures:
-            state = _following(state, seen, turn)
+            curvature = _curvature.followed(state.curvature, seen.ratio)
+            softness = state.softness
+            if softness is not None:
+                is_z = _curvature.is_along_z(turn.index)
+                softness = softness.seen(seen.along, is_z)
+            state = replace(state, curvature=curvature, softness=softness)
         if state.guard is not None:
             state = replace(state, guard=state.guard.told(seen.troubled, seen.loss))
         if self.stage == "setup":
@@ -230,17 +235,7 @@ class Exchange(eqx.Module):
         return guard.noting("unfit", theta * state.curvature > 1, turn.index)
 
 
-def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:
-    """Take the mean of what was measured in."""
-    curvature = _curvature.followed(state.curvature, seen.ratio)
-    softness = state.softness
-    if softness is not None:
-        is_z = _curvature.is_along_z(turn.index)
-        softness = softness.seen(seen.along, is_z)
-    return replace(state, curvature=curvature, softness=softness)
-
-
-def _opened(replies: Any) -> tuple[PyTree, Seen]:
+def _opened(replies: Any) -> tuple[PyTree, Any]:
     """Return the reply, or all of them, and the means of what was seen."""
     if not isinstance(replies, Gathered):
         return replies.reply, jax.tree.map(jnp.asarray, replies.seen)

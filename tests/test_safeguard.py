@@ -16,7 +16,6 @@ from fedbilevel.algorithms.wrappers.measured_steps.safeguard import (
     MOST,
     Guard,
     Move,
-    Turned,
 )
 from fedbilevel.experiments import Experiment
 from fedbilevel.runtime.simulator import layout_for
@@ -93,7 +92,6 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
     y, level = np.float32(1), 3.0
     listing, guard = Listing(y, y), Guard.of(jnp.asarray(y), of_y(y))
     for index in range(120):
-        assert guard.record is not None
         level += draw.choice([-0.05, 0.0, 0.6], p=[0.6, 0.3, 0.1])
         y += np.float32(
             draw.normal() * draw.choice([1, 1e6, np.nan], p=[0.98, 0.01, 0.01])
@@ -112,8 +110,9 @@ def test_a_guard_keeps_and_goes_back_as_written(seed):
             of_y(guard.kept),
             jnp.asarray(speed, "float32"),
             jnp.asarray(curvature, "float32"),
+            *map(jnp.asarray, turned),
         )
-        now = (jnp.asarray(y), move, Turned(*map(jnp.asarray, turned)), index)
+        now = (jnp.asarray(y), move, index)
         about = (trouble, speed, loss, curvature)
         y = np.float32(listing.judged(y, about, turned, index))
         state, guard = judged(guard, *now)

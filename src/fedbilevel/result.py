@@ -163,9 +163,7 @@ class Result:
         place = Path(folder)
         about = {**self.summary(), "versions": self.versions}
         if self.quality:
-            _files.write_atomically(
-                place / _folders.QUALITY, _as_json(about.pop("quality"))
-            )
+            _write_json(place / _folders.QUALITY, about.pop("quality"))
         _files.write_arrays(place / _folders.COLUMNS, self.columns)
         _files.write_arrays(place / _folders.POINT, self.point)
         if self.last:
@@ -178,7 +176,7 @@ class Result:
                 "fedbilevel[cli].",
                 stacklevel=2,
             )
-        _files.write_atomically(place / _folders.RESULT, _as_json(about))
+        _write_json(place / _folders.RESULT, about)
         return place
 
     @staticmethod
@@ -202,11 +200,8 @@ class Result:
                 f"{_folders.how_to_continue(place)}".rstrip()
             )
         held: dict[str, Any] = {}
-        for kind, name in (
-            ("columns", _folders.COLUMNS),
-            ("point", _folders.POINT),
-            ("last", _folders.LAST),
-        ):
+        files = {"columns": _folders.COLUMNS, "point": _folders.POINT}
+        for kind, name in {**files, "last": _folders.LAST}.items():
             with _files.naming_damage(place / name):
                 there = kind != "last" or (place / name).exists()
                 held[kind] = _files.read_arrays(place / name) if there else {}
@@ -246,12 +241,13 @@ def as_html(about: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by name, on the host."""
+    leaves = map(np.asarray, jax.tree.leaves(tree))
+    return dict(zip(_names(prefix, tree), leaves, strict=True))
+
+
+def _names(prefix: str, tree: PyTree) -> list[str]:
     names = _tree.leaf_names(tree)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return {
-        f"{prefix}.{name}" if name else prefix: leaf
-        for name, leaf in zip(names, leaves, strict=True)
-    }
+    return [f"{prefix}.{name}" if name else prefix for name in names]
 
 
 def _nested(level: str, point: Mapping[str, np.ndarray]) -> Any:
@@ -278,24 +274,22 @@ def shaped(
     as_leaf: Callable[[np.ndarray], Any] = jnp.asarray,
 ) -> PyTree:
     """Return a tree with its numbers replaced by those of a point, where it has any."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    wanted = {name for name in point if name.split(".")[0] == level}
-    leaves = []
-    for path, leaf in paths:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = f"{level}.{name}" if name else level
-        wanted.discard(name)
-        leaves.append(as_leaf(point[name]) if name in point else leaf)
+    leaves, structure = jax.tree.flatten(tree)
+    names = _names(level, tree)
+    wanted = {name for name in point if name.split(".")[0] == level} - {*names}
     if wanted:
         raise CheckpointError(
             f"`like` has no place for {', '.join(sorted(wanted))} of the result. Give "
             "the start that the run was begun with."
         )
-    return jax.tree.unflatten(structure, leaves)
+    held = zip(names, leaves, strict=True)
+    found = [as_leaf(point[n]) if n in point else leaf for n, leaf in held]
+    return jax.tree.unflatten(structure, found)
 
 
-def _as_json(about: Any) -> str:
-    return json.dumps(about, indent=2, allow_nan=False) + "\n"
+def _write_json(path: Path, about: Any) -> None:
+    text = json.dumps(about, indent=2, allow_nan=False)
+    _files.write_atomically(path, f"{text}\n")
 
 
 def short(value: Any) -> str:

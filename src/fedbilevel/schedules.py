@@ -61,13 +61,6 @@ class Effective:
     after: tuple[str, ...] = ()
 
 
-_LEVELS = {
-    "upper": ("upper",),
-    "lower": ("lower",),
-    "auxiliary": ("auxiliary", "lower"),
-}
-
-
 def number(meaning: str, *, step: str = "", **more: Any) -> Any:
     """Declare a number of an algorithm: an array leaf.
 
@@ -100,7 +93,8 @@ def weight(level: str, meaning: str, *, over: str | None = None, **more: Any) ->
 
 def _effective(level: str, what: str, over: str | None, more: Any) -> Effective:
     """Return where a parameter follows from; take what it says of that out of more."""
-    names = tuple(f"{one}_{what}" for one in _LEVELS[level])
+    levels = (level, "lower") if level == "auxiliary" else (level,)
+    names = tuple(f"{one}_{what}" for one in levels)
     known = ("power", "times", "convert", "after")
     return Effective(names, over, **{n: more.pop(n) for n in known if n in more})
 

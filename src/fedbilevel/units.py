@@ -12,6 +12,7 @@ numbers once something is measured; the listing of a method never sees one.
 import abc
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -28,14 +29,10 @@ class Measured(eqx.Module):
     stride: Float[Array, "..."]
 
 
-def _as_share(value: Any) -> Float[Array, "..."]:
-    return jnp.asarray(value, dtype=float)
-
-
 class AbstractRelative(eqx.Module):
     """A number that a run fixes: `share` times, or divided by, what it measures."""
 
-    share: Float[Array, "..."] = eqx.field(converter=_as_share)
+    share: Float[Array, "..."] = eqx.field(converter=partial(jnp.asarray, dtype=float))
 
     @abc.abstractmethod
     def value(self, measured: Measured) -> Float[Array, "..."]:

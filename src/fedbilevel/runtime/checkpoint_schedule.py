@@ -82,10 +82,8 @@ class Keeper:
         return self.runtime.load(held.state), held.columns, held.round
 
     def _last(self) -> Snapshot | None:
-        if self.checkpoints is None:
-            return None
-        folder = self.checkpoints.folder
-        if not (folder / CHECKPOINT).exists():
+        folder = self.checkpoints and self.checkpoints.folder
+        if folder is None or not (folder / CHECKPOINT).exists():
             return None
         return checkpoint.load(folder, self.runtime.blank(), self.fingerprint)
 

@@ -87,8 +87,7 @@ class ClientFiles:
 
     def __init__(self, folder: Path, first: PyTree, clients: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        rows, self._structure = jax.tree.flatten(first)
-        needed = clients * sum(row.nbytes for row in rows)
+        needed = clients * sum(row.nbytes for row in jax.tree.leaves(first))
         free = shutil.disk_usage(folder).free
         if needed > free:  # before a run, and not in the midst of it
             raise InvalidInputError(
@@ -96,35 +95,34 @@ class ClientFiles:
                 f"{free:,} are free on its disk. Free some space, or choose another "
                 "folder."
             )
-        self._files = [RowFile(folder, clients, np.asarray(row)) for row in rows]
-        self._sources = [Source(file) for file in self._files]
 
-    def sources(self) -> PyTree:
-        """Return what programs read rows from; the same for the life of the files."""
-        return self._tree(self._sources)
+        def opened(row: Any) -> RowFile:
+            return RowFile(folder, clients, np.asarray(row))
+
+        self._files = jax.tree.map(opened, first)
+        # What programs read rows from is the same for the life of the files.
+        self.sources = jax.tree.map(Source, self._files)
 
     def read(self, clients: np.ndarray) -> PyTree:
         """Return what some clients keep, stacked."""
-        return self._tree([file[clients] for file in self._files])
+        return jax.tree.map(lambda file: file[clients], self._files)
 
     def write(self, clients: Sequence[int], kept: PyTree) -> None:
         """Store the states of some clients; rows beyond the last one are padding."""
-        for file, leaf in zip(self._files, jax.tree.leaves(kept), strict=True):
+
+        def store(file: RowFile, leaf: Any) -> None:
             file.write(clients, np.asarray(leaf)[: len(clients)])
+
+        jax.tree.map(store, self._files, kept)
 
     def fill(self, kept: PyTree) -> None:
         """Take what all clients keep."""
-        for file, leaf in zip(self._files, jax.tree.leaves(kept), strict=True):
-            file.fill(leaf)
+        jax.tree.map(RowFile.fill, self._files, kept)
 
     def whole(self) -> PyTree:
         """Return what all clients keep, read when it is looked at."""
-        return self._tree([file.whole() for file in self._files])
+        return jax.tree.map(RowFile.whole, self._files)
 
     def close(self) -> None:
         """Free the disk space."""
-        for file in self._files:
-            file.close()
-
-    def _tree(self, leaves: list) -> PyTree:
-        return jax.tree.unflatten(self._structure, leaves)
+        jax.tree.map(RowFile.close, self._files)

@@ -101,8 +101,7 @@ class DiskSimulatorRuntime(SimulatorRuntime):
 
     def load(self, state: State) -> Any:
         """Take a fetched state."""
-        _, first = self._beginning()
-        files = self._new_files(first)
+        files = self._new_files(self._beginning()[1])
         files.fill(state.clients)
         return OnDisk(self._placed(state.server), files)
 
@@ -128,7 +127,9 @@ class DiskSimulatorRuntime(SimulatorRuntime):
     def _held(self, stage: int, index: int, state: OnDisk) -> tuple[list[int], State]:
         """Return the clients of a round, or of the setup, and the state with them."""
         most = _most_asked(self.job, self.job.phases(stage))
-        asked = self._asked(stage, index)
+        arguments = (stage, jnp.asarray(index, jnp.int32))
+        attending = Asked(program.attending, self.job, arguments, (), self._evaluation)
+        asked = np.flatnonzero(np.asarray(self._run(attending)))
         # Places that are left over have somebody's state, too: no number is strange.
         filled = np.concatenate([asked, np.full(most - len(asked), asked[0])])
         held = self._state(state.server, state.files.read(filled), asked, most)
@@ -143,12 +144,6 @@ class DiskSimulatorRuntime(SimulatorRuntime):
             never = np.zeros_like(span.limits)
             span = replace(span, every=_NEVER, total=0, limits=never)
         return replace(span, start=index, stop=index + 1, ends=False)
-
-    def _asked(self, stage: int, index: int) -> np.ndarray:
-        """Return the clients of a round, or of the setup."""
-        arguments = (stage, jnp.asarray(index, jnp.int32))
-        asked = Asked(program.attending, self.job, arguments, (), self._evaluation)
-        return np.flatnonzero(np.asarray(self._run(asked)))
 
     def _state(
         self, server: PyTree, kept: PyTree, asked: np.ndarray, most: int
@@ -167,11 +162,11 @@ class DiskSimulatorRuntime(SimulatorRuntime):
         if not is_any(self.job.private):
             return state.columns
         numbers = jnp.arange(self.job.clients, dtype=jnp.int32)
-        own = jax.tree.map(
-            lambda source: StoredRows(numbers, source), state.files.sources().own
-        )
+        sources = state.files.sources.own
+        own = jax.tree.map(lambda source: StoredRows(numbers, source), sources)
         whole = State(state.server, self._placed(Kept(None, own)))
-        _, columns = self._run(self._asked_for(program.measure, whole, donate=()))
+        asked = replace(self._asked_for(program.measure, whole), donate=())
+        _, columns = self._run(asked)
         return {name: np.asarray(value) for name, value in columns.items()}
 
     def _placed(self, tree: Any) -> Any:

@@ -36,7 +36,7 @@ from fedbilevel.problem import (
     opposed_curvatures,
 )
 from fedbilevel.runtime import keys
-from fedbilevel.runtime.sampling import Sampling, check_absence
+from fedbilevel.runtime.sampling import Sampling
 from fedbilevel.runtime.server_seen import ServerSeen, sees_server
 from fedbilevel.units import OfDistance, relative_kinds
 
@@ -325,8 +325,13 @@ def _checked(channel: Channel, job: Job) -> Channel:
             "look at. Give plain numbers for all steps, and leave out the safeguard "
             "(--no-safeguard)."
         )
+    if channel.privacy is not None and job.chances is not None:
+        raise InvalidInputError(
+            "clients that do not reply bring no share of the noise, which a simulation "
+            "does not count. Leave out participation, or clip and noise."
+        )
     if job.chances is not None:
-        check_absence(channel)
+        channel.reduction.check(1)  # a single client may be all that replies
     channel.reduction.check(job.participants)
     return channel.shared_by(job.participants)
 

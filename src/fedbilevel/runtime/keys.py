@@ -57,10 +57,7 @@ def shared_key(root: Key, stage: int, phase: int, turn: Array | int) -> Key:
 
 
 def client_turn(
-    root: Key,
-    where: tuple[int, int],
-    client: Array | int,
-    index: Array | int,
+    root: Key, where: tuple[int, int], client: Array | int, index: Array | int
 ) -> Turn:
     """Return the turn of one client in one exchange."""
     own, shared = client_key(root, *where, client), shared_key(root, *where, index)

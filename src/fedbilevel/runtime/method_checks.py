@@ -34,7 +34,6 @@ from fedbilevel.runtime.job import Job, strongly_typed
 from fedbilevel.units import relative_kinds
 
 _PACKAGE = __name__.partition(".")[0]
-_Place = tuple[str, str]  # a function of the method, and a phase or nothing
 
 
 def require_method(given: Any) -> Any:
@@ -88,22 +87,26 @@ class _Check:
         wrong = wrong or ([] if given is found else [found])
         if wrong or not (given or title.startswith("setup")):
             got = f"got {_kind(wrong[0])}" if wrong else "got none"
-            raise self._error((title, ""), "a tuple of `Phase` or `Repeat`", got)
+            expected = "a tuple of `Phase` or `Repeat`"
+            raise _broken(self._named(title), expected, got)
         every = every_phase(tuple(given))
         for phase in every:
             if phase.every < 1:
                 got = f"but '{phase.name}' has every={phase.every}"
                 expected = "phases of every 1 or more rounds"
-                raise self._error((title, ""), expected, got)
+                raise _broken(self._named(title), expected, got)
         return every
 
     def _check_point(self, server: PyTree) -> None:
-        place, expected = ("point(server)", ""), "`Pair(x, y)`, shaped like the start"
+        place, expected = (
+            self._named("point(server)"),
+            "`Pair(x, y)`, shaped like the start",
+        )
         point = self._asked(place, self.algorithm.point, server)
         if not (hasattr(point, "x") and hasattr(point, "y")):
-            raise self._error(place, expected, f"got {_kind(point)}")
+            raise _broken(place, expected, f"got {_kind(point)}")
         found, (x, y) = {"x": point.x, "y": point.y}, self.start
-        self._require_alike(found, {"x": x, "y": y}, place, expected)
+        _require_alike(found, {"x": x, "y": y}, place, expected)
 
     def _check_local(self, phase: Phase, server: PyTree, client: PyTree) -> PyTree:
         """Check what a client does; return its reply."""
@@ -116,15 +119,15 @@ class _Check:
         def local(message: PyTree, client: PyTree) -> Any:
             return phase.local(message, client, job.oracle(0), mine)
 
-        place = ("local(message, client, oracle, turn)", phase.name)
-        sent = self._asked(("down(server)", phase.name), message, server)
+        place = self._named("local(message, client, oracle, turn)", phase)
+        sent = self._asked(self._named("down(server)", phase), message, server)
         found = self._asked(place, local, sent, client)
         if not isinstance(found, tuple) or len(found) != 2:
             expected = "a pair, what the client keeps and its reply"
-            raise self._error(place, expected, f"got {_kind(found)}")
+            raise _broken(place, expected, f"got {_kind(found)}")
         kept, reply = found
         expected = "what the client keeps as `init_client` made it"
-        self._require_alike(kept, client, place, expected)
+        _require_alike(kept, client, place, expected)
         return reply
 
     def _check_up(self, phase: Phase, server: PyTree, reply: PyTree) -> None:
@@ -137,10 +140,10 @@ class _Check:
             taken = Gathered(many, weights) if phase.gathers else mean
             return phase.taken_in(server, taken, turn)
 
-        place = ("up(server, reply)", phase.name)
+        place = self._named("up(server, reply)", phase)
         after = self._asked(place, up, server, reply)
         expected = "the server's state as `init_server` made it"
-        self._require_alike(after, server, place, expected)
+        _require_alike(after, server, place, expected)
 
     def _turn(self, phase: Phase) -> ServerTurn:
         return Link(self.job, phase, (0, 0), None).first_turn()
@@ -151,30 +154,29 @@ class _Check:
         def arrays() -> PyTree:
             return jax.tree.map(strongly_typed, function(*self.start))
 
-        return self._asked((title, ""), arrays)
+        return self._asked(self._named(title), arrays)
 
-    def _asked(self, place: _Place, function: Callable, *args: Any) -> Any:
+    def _asked(self, place: str, function: Callable, *args: Any) -> Any:
         try:
             return eqx.filter_eval_shape(function, *args)
         except Exception as error:
-            raise InvalidInputError(
-                f"{self._named(place)} fails: {_told(error, self.kind)}"
-            ) from error
+            told = _told(error, self.kind)
+            raise InvalidInputError(f"{place} fails: {told}") from error
 
-    def _require_alike(
-        self, found: PyTree, wanted: PyTree, place: _Place, expected: str
-    ) -> None:
-        got = _difference(found, wanted)
-        if got:
-            raise self._error(place, expected, got)
-
-    def _error(self, place: _Place, expected: str, got: str) -> InvalidInputError:
-        return InvalidInputError(f"{self._named(place)} must return {expected}, {got}.")
-
-    def _named(self, place: _Place) -> str:
-        title, phase = place
-        inside = f", phase '{phase}'" if phase else ""
+    def _named(self, title: str, phase: Phase | None = None) -> str:
+        """Name a function of the method, or of one of its phases."""
+        inside = f", phase '{phase.name}'" if phase else ""
         return f"`{self.kind.__name__}`{inside}: `{title}`"
+
+
+def _require_alike(found: PyTree, wanted: PyTree, place: str, expected: str) -> None:
+    got = _difference(found, wanted)
+    if got:
+        raise _broken(place, expected, got)
+
+
+def _broken(place: str, expected: str, got: str) -> InvalidInputError:
+    return InvalidInputError(f"{place} must return {expected}, {got}.")
 
 
 def _difference(found: PyTree, wanted: PyTree) -> str:

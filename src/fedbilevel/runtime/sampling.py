@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedbilevel._types import Key
-from fedbilevel.channels import Channel
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Data
 from fedbilevel.runtime import keys
@@ -65,16 +64,6 @@ class Sampling:
         sizes = [np.asarray(data.upper_sizes), np.asarray(data.lower_sizes)]
         held = [one.max() if data.travels else one.sum() for one in sizes]
         return None if max(held) < _MANY_ROWS else _SOME_ROWS
-
-
-def check_absence(channel: Channel) -> None:
-    """Raise where an exchange with a single reply is none."""
-    if channel.privacy is not None:
-        raise InvalidInputError(
-            "clients that do not reply bring no share of the noise, which a simulation "
-            "does not count. Leave out participation, or clip and noise."
-        )
-    channel.reduction.check(1)
 
 
 def counted_replies(

@@ -59,7 +59,7 @@ class CompiledRuntime(Runtime):
 
     def _asked_setup(self, state: State) -> Asked:
         brief = numbers_of_pass(self.job) <= _BRIEF
-        return self._asked_for(program.setup, state, brief=brief)
+        return replace(self._asked_for(program.setup, state), brief=brief)
 
     def _asked_rounds(self, state: State, span: Span) -> Asked:
         """Ask for some rounds; inside of a program all numbers of a span are arrays."""
@@ -73,17 +73,11 @@ class CompiledRuntime(Runtime):
         placed = self.layout.place(whole, PartitionSpec())
         return self._asked_for(program.advance, state, placed)
 
-    def _asked_for(
-        self,
-        function: Any,
-        state: State,
-        *span: Span,
-        donate: tuple[int, ...] = (1,),
-        brief: bool = False,
-    ) -> Asked:
+    def _asked_for(self, function: Any, state: State, *span: Span) -> Asked:
+        """Ask for a program that may take over the memory of the state."""
         arguments = (self._varying, state, *span)
-        how = (self._evaluation, brief, program.result_like(state, *span))
-        return Asked(function, self._fixed, arguments, donate, *how)
+        how = (self._evaluation, False, program.result_like(state, *span))
+        return Asked(function, self._fixed, arguments, (1,), *how)
 
     def _run(self, asked: Asked) -> Any:
         """Return the result of a program, compiled if it was not before."""

@@ -170,9 +170,8 @@ def _pairs(
 
 
 def _stacked(many: Sequence[AbstractAlgorithm]) -> AbstractAlgorithm:
-    arrays, static = zip(
-        *(eqx.partition(one, eqx.is_array) for one in many), strict=True
-    )
+    parts = [eqx.partition(one, eqx.is_array) for one in many]
+    arrays, static = zip(*parts, strict=True)
     if any(not eqx.tree_equal(one, static[0]) for one in static[1:]):
         raise InvalidInputError(
             "the algorithms of a sweep must differ in numbers only: counts such as "

@@ -21,13 +21,16 @@ from fedbilevel.problem.stored_rows import fetched
 from fedbilevel.runtime.job import Job
 
 SAMPLES = ("upper_samples", "lower_samples")
+# Inner functions that evaluate gradients, with what their outputs are shaped like.
 _GRADIENTS = {
-    f"_{name}": name
-    for name in (
-        *("upper_gradients", "lower_gradient", "lower_gradients"),
-        *("lower_gradient_upper", "hessian_product", "cross_product"),
-        *("unrolled_gradient", "unrolled_derivative"),
-    )
+    "_upper_gradients": ("x", "y"),
+    "_lower_gradient": ("y",),
+    "_lower_gradients": ("x", "y"),
+    "_lower_gradient_upper": ("x",),
+    "_hessian_product": ("y",),
+    "_cross_product": ("x",),
+    "_unrolled_gradient": ("x",),
+    "_unrolled_derivative": (),  # a number
 }
 _DRAWS = dict(zip(("_draw_upper", "_draw_lower"), SAMPLES, strict=True))
 _PARTS = dict(zip(("_part_upper_", "_part_lower_"), SAMPLES, strict=True))
@@ -146,7 +149,7 @@ def _called(equation: Any, job: Job) -> dict[str, Any]:
     name = equation.params.get("name")
     sizes = [variable.aval.size for variable in equation.outvars]
     if name in _GRADIENTS:
-        return {_GRADIENTS[name]: _points(name, sizes, job)}
+        return {name.removeprefix("_"): _points(name, sizes, job)}
     if name in _DRAWS:
         return {_DRAWS[name]: sizes[0] // _numbers_in_row(job, _DRAWS[name])}
     for prefix, kind in _PARTS.items():
@@ -177,15 +180,8 @@ def _numbers_in_row(job: Job, kind: str) -> int:
 
 def _points(name: str, sizes: list[int], job: Job) -> int:
     """Return at how many stacked points a call is evaluated."""
-    like_x = [leaf.size for leaf in jax.tree.leaves(job.x)]
-    like_y = [leaf.size for leaf in jax.tree.leaves(job.y)]
-    expected = {
-        "_upper_gradients": like_x + like_y,
-        "_lower_gradient": like_y,
-        "_lower_gradients": like_x + like_y,
-        "_hessian_product": like_y,
-        "_unrolled_derivative": [1],
-    }.get(name, like_x)
+    like = [getattr(job, level) for level in _GRADIENTS[name]]
+    expected = [leaf.size for leaf in jax.tree.leaves(like)] or [1]
     # Outputs that do not depend on the point stay unstacked; the others show.
     return max(size // one for size, one in zip(sizes, expected, strict=True))
 

@@ -18,6 +18,8 @@ from fedbilevel._evaluation import Evaluation
 from fedbilevel.startup.own_cache import cache_folder
 
 _HAS_TWO = jax.__version_info__ < (0, 11)
+# Later versions have no other generator of code.
+_OLDER: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False} if _HAS_TWO else {}
 
 
 def keep_compiled_programs() -> None:
@@ -43,12 +45,7 @@ def hurried(level: int) -> dict[str, Any] | None:
     """
     if jax.default_backend() != "cpu":
         return None
-    return {"xla_backend_optimization_level": level, **_older_generator()}
-
-
-def _older_generator() -> dict[str, Any]:
-    # Later versions have no other one.
-    return {"xla_cpu_use_fusion_emitters": False} if _HAS_TWO else {}
+    return {"xla_backend_optimization_level": level, **_OLDER}
 
 
 def lasting(evaluation: Evaluation) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def lasting(evaluation: Evaluation) -> dict[str, Any]:
     """
     options = {}
     if evaluation.small_kernels:
-        options |= _older_generator()
+        options |= _OLDER
     if not evaluation.splits_kernels:
         options["xla_disable_hlo_passes"] = "cpu-parallel-task-assigner"
     leveled = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")

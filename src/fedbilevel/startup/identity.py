@@ -32,7 +32,7 @@ class UnnamedError(Exception):
 
 def description(part: Any) -> Any:
     """Return instructions, constants, and all that a part holds, as lists of text."""
-    return _Description().of(part)
+    return _described(part, exact=False)
 
 
 def exact_description(part: Any) -> Any:
@@ -40,71 +40,58 @@ def exact_description(part: Any) -> Any:
 
     Functions and classes are those of this package and of the libraries it builds on.
     """
-    return _ExactDescription().of(part)
+    return _described(part, exact=True)
 
 
-class _Description:
-    """Goes through a part; a function that calls itself is met a second time."""
+def _described(part: Any, exact: bool, above: tuple[int, ...] = ()) -> Any:
+    """Go through a part; a function that calls itself is met a second time."""
+    if isinstance(part, str | int | float | EllipsisType | None):
+        return repr(part)
+    if eqx.is_array_like(part):
+        return _contents(part)
+    if id(part) in above:
+        return "above"
 
-    def of(self, part: Any, above: tuple[int, ...] = ()) -> Any:
-        if isinstance(part, str | int | float | EllipsisType | None):
-            return repr(part)
-        if eqx.is_array_like(part):
-            return _contents(part)
-        if id(part) in above:
-            return "above"
+    def inside(*parts: Any) -> list:
+        return [_described(one, exact, (*above, id(part))) for one in parts]
 
-        def inside(*parts: Any) -> list:
-            return [self.of(one, (*above, id(part))) for one in parts]
-
-        if isinstance(part, tuple | list):
-            return inside(*part)
-        if isinstance(part, dict):
-            return ["dict", *inside(*part.items())]
-        if isinstance(part, CodeType):
-            return [part.co_code.hex(), part.co_names, inside(*part.co_consts)]
-        part = self.unwrapped(part)
-        name = self.name(part)
-        if isinstance(part, MethodType):
-            return [name, *inside(part.__func__, part.__self__)]
-        if isinstance(part, FunctionType):
-            cells = [cell.cell_contents for cell in part.__closure__ or ()]
-            more = inside(part.__kwdefaults__) if part.__kwdefaults__ else []
-            return [name, *inside(part.__code__, part.__defaults__, *cells), *more]
-        if isinstance(part, partial):
-            return inside(part.func, *part.args, *sorted(part.keywords.items()))
-        if is_dataclass(part) and not isinstance(part, type):
-            return [name, *inside(*(getattr(part, one.name) for one in fields(part)))]
-        return name
-
-    def unwrapped(self, part: Any) -> Any:
-        """Return what `jax.jit`, or another one, made a function of."""
-        return inspect.unwrap(part)
-
-    def name(self, part: Any) -> str:
-        """Return what an object is called."""
-        return getattr(part, "__qualname__", type(part).__qualname__)
+    if isinstance(part, tuple | list):
+        return inside(*part)
+    if isinstance(part, dict):
+        return ["dict", *inside(*part.items())]
+    if isinstance(part, CodeType):
+        return [part.co_code.hex(), part.co_names, inside(*part.co_consts)]
+    if not exact or type(part) is _COMPILED:
+        part = inspect.unwrap(part)  # others may hold more than one function
+    usual = getattr(part, "__qualname__", type(part).__qualname__)
+    name = _exact_name(part) if exact else usual
+    if isinstance(part, MethodType):
+        return [name, *inside(part.__func__, part.__self__)]
+    if isinstance(part, FunctionType):
+        cells = [cell.cell_contents for cell in part.__closure__ or ()]
+        more = inside(part.__kwdefaults__) if part.__kwdefaults__ else []
+        return [name, *inside(part.__code__, part.__defaults__, *cells), *more]
+    if isinstance(part, partial):
+        return inside(part.func, *part.args, *sorted(part.keywords.items()))
+    if is_dataclass(part) and not isinstance(part, type):
+        return [name, *inside(*(getattr(part, one.name) for one in fields(part)))]
+    return name
 
 
-class _ExactDescription(_Description):
-    def unwrapped(self, part: Any) -> Any:
-        """Return the function inside a compiled one; others may hold more than one."""
-        return inspect.unwrap(part) if type(part) is _COMPILED else part
-
-    def name(self, part: Any) -> str:
-        """Return where an object is found, or raise."""
-        if isinstance(part, MethodType):
-            return "method"
-        if isinstance(part, np.dtype):
-            return str(part)
-        if isinstance(part, FunctionType):
-            # JAX calls its functions by where they are to be found, not where they are.
-            module = part.__globals__["__name__"]
-            if _is_known(module) and vars(sys.modules[module]) is part.__globals__:
-                return f"{module}:{part.__qualname__}"
-            raise UnnamedError(f"a function of {module}")
-        instance = is_dataclass(part) or isinstance(part, partial)
-        return _place(type(part) if instance and not isinstance(part, type) else part)
+def _exact_name(part: Any) -> str:
+    """Return where an object is found, or raise."""
+    if isinstance(part, MethodType):
+        return "method"
+    if isinstance(part, np.dtype):
+        return str(part)
+    if isinstance(part, FunctionType):
+        # JAX calls its functions by where they are to be found, not where they are.
+        module = part.__globals__["__name__"]
+        if _is_known(module) and vars(sys.modules[module]) is part.__globals__:
+            return f"{module}:{part.__qualname__}"
+        raise UnnamedError(f"a function of {module}")
+    instance = is_dataclass(part) or isinstance(part, partial)
+    return _place(type(part) if instance and not isinstance(part, type) else part)
 
 
 def _contents(part: Any) -> list:

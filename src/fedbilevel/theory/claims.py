@@ -9,6 +9,7 @@ of the metric over a run. Exponents (Gao 2022, table 1; arXiv 2302.06701, 2205.0
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.algorithms.local.fedbioacc import FedBiOAcc
@@ -37,16 +38,14 @@ _TWO_THIRDS = {"K": -2 / 3, "T": -2 / 3, "TK": -1.0, "Te": -1.5, "RK": 0.0, "Re"
 _NEST = {"K": 0.0, "T": -1 / 2, "TK": 0.0, "Te": -2.0, "RK": 0.0, "Re": -2.0}
 
 
-def _local_bsgm(plan: Plan, eta: Schedule) -> LocalBSGM:
+def _local_bsgm(plan: Plan, eta: Schedule, kind: Any = LocalBSGM, **more: Any) -> Any:
     numbers = (getattr(plan, name) for name in _WEIGHTS)
     series = Neumann(plan.q, plan.theta)
-    return LocalBSGM(series, eta, *numbers, local_steps=plan.local_steps)
+    return kind(series, eta, *numbers, local_steps=plan.local_steps, **more)
 
 
-def _local_bsgvrm(plan: Plan, eta: Schedule) -> LocalBSGVRM:
-    numbers = (getattr(plan, name) for name in _WEIGHTS)
-    series, p, B = Neumann(plan.q, plan.theta), plan.local_steps, plan.first_batch
-    return LocalBSGVRM(series, eta, *numbers, local_steps=p, first_batch=B)
+def _local_bsgvrm(plan: Plan, eta: Schedule) -> Any:
+    return _local_bsgm(plan, eta, LocalBSGVRM, first_batch=plan.first_batch)
 
 
 def _fedbioacc(plan: Plan, eta: Schedule) -> FedBiOAcc:

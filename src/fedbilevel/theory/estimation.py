@@ -67,11 +67,8 @@ def estimate_inputs(
     ranges show those of single batches.
     """
     places = _check_points(points)
-    sizes: dict[str, Any] = {
-        "upper_batch": upper_batch,
-        "lower_batch": lower_batch,
-        "samples": samples,
-    }
+    sizes: dict[str, Any] = {"upper_batch": upper_batch, "lower_batch": lower_batch}
+    sizes["samples"] = samples
     for name, count in sizes.items():
         if count is None and name == "samples":
             raise InvalidInputError("`samples` must be a number of draws, at least 1.")
@@ -83,10 +80,7 @@ def estimate_inputs(
         at_point(problem, data, place, directions, k, **sizes)
         for place, k in zip(places, keys, strict=True)
     ]
-    steps = [
-        between(problem, data, start, end, directions)
-        for start, end in pairwise(places)
-    ]
+    steps = [between(problem, data, *ends, directions) for ends in pairwise(places)]
     measured = _stack(seen)
     how = _explain(data, places, sizes, measured["all"])
     return _summarize(measured, _stack(steps), how)

@@ -124,10 +124,9 @@ def theory_plan(
     c, s, terms = at(T)
     literal = f"theorem3:{float(c.l_hat)!r}:{float(c.l_phi)!r}"
     eta = literal if theorem == 3 else repr(float(s.eta))
-    plan = _costed(theorem, "theory", (c.theta, c.q), s, T, sizes, eta)
-    return replace(
-        plan, promise=sum(terms.values()), terms=terms, dominating=dominating(terms)
-    )
+    known: dict[str, Any] = {"eta": eta, "theta": c.theta, "terms": terms}
+    known |= {"promise": sum(terms.values()), "dominating": dominating(terms)}
+    return _costed("theory", theorem, s, T, sizes, q=c.q, **known)
 
 
 def practical_plan(
@@ -166,11 +165,10 @@ def practical_plan(
     work = first.clients * base.iterations
     q = max(1, round(base.q * math.log(clients * T + 1) / math.log(work + 1)))
     eta = _decaying(s.eta, T) if base.theorem == 3 else repr(float(s.eta))
-    plan = _costed(base.theorem, "practical", (base.theta, q), s, T, base.sizes, eta)
-    notes = [*plan.notes]
-    if base.floor:
-        notes.append(f"Only the part above a floor is scaled: {known}.")
-    return replace(plan, promise=base.promise(clients, T), notes=tuple(notes))
+    notes = (f"Only the part above a floor is scaled: {known}.",) if base.floor else ()
+    found: dict[str, Any] = {"eta": eta, "theta": base.theta, "notes": notes}
+    found["promise"] = base.promise(clients, T)
+    return _costed("practical", base.theorem, s, T, base.sizes, q=q, **found)
 
 
 def _decaying(eta: float, T: int) -> str:
@@ -208,36 +206,35 @@ def _given_or_least(iterations, target, value) -> int:
 
 
 def _costed(
-    theorem: int,
     preset: str,
-    series: tuple[float, int],
+    theorem: int,
     s: Parameters,
     T: int,
     sizes: tuple[int, int],
-    eta: str,
+    *,
+    q: int,
+    notes: tuple[str, ...] = (),
+    **known: Any,
 ) -> Plan:
+    """Return a plan, with what it costs."""
     rounds = -(-T // s.local_steps)
     floats = rounds * 2 * sum(sizes)
-    theta, q = series
     least = s.clients ** (3 if theorem == 1 else 2)
     note = (
         f"T = {T} is below K^{3 if theorem == 1 else 2} = {least}: the corollary's p "
         "would be below 1, and a linear speed-up is not claimed here."
     )
-    numbers: dict[str, Any] = asdict(s) | {"eta": eta}
     return Plan(
         preset=preset,
         theorem=theorem,
         iterations=T,
-        **numbers,
-        theta=theta,
+        **(asdict(s) | known),
         q=q,
         rounds=rounds,
         floats_up=floats,
         bytes_up=4 * floats,
         samples_per_client=(T + s.first_batch - 1) * (q + 3),
-        promise=math.nan,
-        notes=(note,) if least > T else (),
+        notes=((note,) if least > T else ()) + notes,
     )
 
 

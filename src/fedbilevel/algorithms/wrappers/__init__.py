@@ -15,19 +15,13 @@ import equinox as eqx
 from fedbilevel._types import Number
 from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.algorithms.one_loop import OneLoop, TakesOptions
-from fedbilevel.algorithms.parts import OwnNumber, Part
+from fedbilevel.algorithms.parts import OwnNumber
+from fedbilevel.algorithms.wrappers import drift, steps
 from fedbilevel.algorithms.wrappers.base import With
 from fedbilevel.algorithms.wrappers.clip import QuantileClip, quantile_clipped
-from fedbilevel.algorithms.wrappers.drift import (
-    KEEP,
-    Absent,
-    Anchor,
-    Controls,
-    Proximal,
-    use_of_memory,
-)
-from fedbilevel.algorithms.wrappers.measured_steps import SteadySteps
-from fedbilevel.algorithms.wrappers.measured_steps import steadied as steadied
+from fedbilevel.algorithms.wrappers.drift import KEEP, use_of_memory
+from fedbilevel.algorithms.wrappers.measured_steps.steps import SteadySteps
+from fedbilevel.algorithms.wrappers.measured_steps.steps import steadied as steadied
 from fedbilevel.algorithms.wrappers.optimizer import (
     Adam,
     Descent,
@@ -35,56 +29,37 @@ from fedbilevel.algorithms.wrappers.optimizer import (
     ServerOptimizer,
 )
 from fedbilevel.algorithms.wrappers.round import Average, Largest, Quantized
-from fedbilevel.algorithms.wrappers.steps import (
-    Alternating,
-    Ball,
-    Box,
-    Differences,
-    FirstBatch,
-    HalfSpace,
-    OwnLower,
-    Project,
-    Simplex,
-    WarmStart,
-)
 from fedbilevel.errors import InvalidInputError, unknown_name
 from fedbilevel.schedules import check_fields, choice, count, optional, word
 
 
-def _with(part: Callable[..., Part]) -> Callable[..., Any]:
-    return lambda algorithm, *values, **named: With(algorithm, part(*values, **named))
-
-
-def _by_server(kind: type[eqx.Module]) -> Callable[..., Any]:
-    def optimized(algorithm: AbstractAlgorithm, *values: Any, **named: Any):
-        return ServerOptimizer(algorithm, kind(*values, **named))
-
-    return optimized
+def _wraps(kind: Callable, part: Callable) -> Callable[..., Any]:
+    return lambda algorithm, *values, **named: kind(algorithm, part(*values, **named))
 
 
 def _onto(kind: type[eqx.Module], block: str) -> Callable[..., Any]:
     def project(algorithm: OneLoop, *values: Any, block: str = block, **named: Any):
-        return With(algorithm, Project(kind(*values, **named), block))
+        return With(algorithm, steps.Project(kind(*values, **named), block))
 
     return project
 
 
-controls: Callable[..., Any] = _with(Controls)
-anchor: Callable[..., Any] = _with(Anchor)
-proximal: Callable[..., Any] = _with(Proximal)
-absent: Callable[..., Any] = _with(Absent)
-first_batch: Callable[..., Any] = _with(FirstBatch)
-warm_start: Callable[..., Any] = _with(WarmStart)
-ball: Callable[..., Any] = _onto(Ball, "z")
-box: Callable[..., Any] = _onto(Box, "x")
-simplex: Callable[..., Any] = _onto(Simplex, "x")
-half_space: Callable[..., Any] = _onto(HalfSpace, "x")
-differences: Callable[..., Any] = Differences
-alternating: Callable[..., Any] = Alternating
-own_lower: Callable[..., Any] = OwnLower
+controls: Callable[..., Any] = _wraps(With, drift.Controls)
+anchor: Callable[..., Any] = _wraps(With, drift.Anchor)
+proximal: Callable[..., Any] = _wraps(With, drift.Proximal)
+absent: Callable[..., Any] = _wraps(With, drift.Absent)
+first_batch: Callable[..., Any] = _wraps(With, steps.FirstBatch)
+warm_start: Callable[..., Any] = _wraps(With, steps.WarmStart)
+ball: Callable[..., Any] = _onto(steps.Ball, "z")
+box: Callable[..., Any] = _onto(steps.Box, "x")
+simplex: Callable[..., Any] = _onto(steps.Simplex, "x")
+half_space: Callable[..., Any] = _onto(steps.HalfSpace, "x")
+differences: Callable[..., Any] = steps.Differences
+alternating: Callable[..., Any] = steps.Alternating
+own_lower: Callable[..., Any] = steps.OwnLower
 average: Callable[..., Any] = Average
-server_descent: Callable[..., Any] = _by_server(Descent)
-server_adam: Callable[..., Any] = _by_server(Adam)
+server_descent: Callable[..., Any] = _wraps(ServerOptimizer, Descent)
+server_adam: Callable[..., Any] = _wraps(ServerOptimizer, Adam)
 steady: Callable[..., Any] = SteadySteps
 
 
@@ -100,8 +75,8 @@ def server_momentum(algorithm: AbstractAlgorithm, beta: float = 0.9) -> Any:
 
 def local_momentum(algorithm: OneLoop, beta: float = 0.9) -> Any:
     """Let clients move with momentum that stays on them."""
-    optimizer = Descent(1.0, beta)
-    return LocalOptimizer(algorithm, optimizer, local_steps=algorithm.local_steps)
+    momentum = Descent(1.0, beta)
+    return LocalOptimizer(algorithm, momentum, local_steps=algorithm.local_steps)
 
 
 class Wrapper(NamedTuple):
@@ -132,37 +107,39 @@ def _wrapper(
 
 _ENTRIES: Any = (
     ("absent", "Clients that missed rounds keep, correct or forget STORM's memory.")
-    + (absent, Absent),
+    + (absent, drift.Absent),
     ("alternating", "Blocks move in turn, the lower level first.", alternating),
     ("anchor", "Corrects drift by an exchange before the local steps.", anchor),
     ("average", "Reports the mean of x over all rounds (Polyak, Ruppert).", average),
-    ("ball", "Keeps z in a ball of this radius.", ball, Ball),
-    ("box", "Keeps the entries of x between two numbers.", box, Box),
+    ("ball", "Keeps z in a ball of this radius.", ball, steps.Ball),
+    ("box", "Keeps the entries of x between two numbers.", box, steps.Box),
     ("clip", "Cuts changes to a running quantile of their norms.", quantile_clipped)
     + (QuantileClip,),
     ("controls", "Corrects drift by control variates (SCAFFOLD).", controls),
     ("differences", "Takes differences of gradients for products.", differences)
-    + (Differences,),
+    + (steps.Differences,),
     ("first-batch", "Forms first directions from so many bundles.", first_batch)
-    + (FirstBatch,),
+    + (steps.FirstBatch,),
     ("half-space", "Keeps the sum of the entries of x below a bound.", half_space)
-    + (HalfSpace,),
+    + (steps.HalfSpace,),
     ("local-momentum", "Lets clients move with momentum of their own.", local_momentum)
     + (Descent, "beta"),
     ("own-lower", "Lets every client keep its y to itself.", own_lower),
-    ("proximal", "Draws local steps back to where they began.", proximal, Proximal),
+    ("proximal", "Draws local steps back to where they began.", proximal)
+    + (drift.Proximal,),
     ("quantize", "Rounds replies to so many bits, at random.", Quantized, Quantized),
     ("server-adam", "Lets the server step as FedAdam's.", server_adam, Adam),
     ("server-momentum", "Lets the server move with momentum.", server_momentum)
     + (Descent, "beta"),
     ("server-step", "Lets the server step along the mean move.", server_descent)
     + (Descent, "lr_server", "beta"),
-    ("simplex", "Keeps x on a simplex.", simplex, Simplex),
+    ("simplex", "Keeps x on a simplex.", simplex, steps.Simplex),
     ("steady", "Measures steps, and rolls back a diverging run.", steady, SteadySteps),
     ("top-k", "Sends the largest entries, the others later.", Largest, Largest),
     ("unequal-steps", "Lets slow clients make fewer local steps.", unequal_steps)
     + (OwnNumber, "fewest_steps"),
-    ("warm-start", "Makes lower steps before the first round.", warm_start, WarmStart),
+    ("warm-start", "Makes lower steps before the first round.", warm_start)
+    + (steps.WarmStart,),
 )
 WRAPPERS: Mapping[str, Wrapper] = {one[0]: _wrapper(*one) for one in _ENTRIES}
 

@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from fedbilevel._types import AbstractBlocks
@@ -47,13 +49,8 @@ class _InnerState(_Inner):
         return ask if wrapper is None else lambda server: ask(server.server)
 
 
-def _inner() -> Any:
-    return _Inner()
-
-
-def _inner_state() -> Any:
-    return _InnerState()
-
+_inner: Any = _Inner
+_inner_state: Any = _InnerState
 
 # Of what a method can be asked a wrapper answers these alone by itself.
 _OWN = {"named", "parameters", "unwrapped"}
@@ -107,7 +104,7 @@ class AbstractWrapper(AbstractAlgorithm):
 class Inside(eqx.Module):
     """A server's state with the state of the method inside of it."""
 
-    server: eqx.AbstractVar[PyTree]
+    server: PyTree
 
 
 class AroundServer(AbstractWrapper):
@@ -232,6 +229,12 @@ def mapped(phases: Phases, change: Callable[[Phase], Phase]) -> Phases:
         else replace(entry, phases=mapped(entry.phases, change))
         for entry in phases
     )
+
+
+def kind_of_numbers(x: PyTree) -> Any:
+    """Return the type of what a wrapper measures: that of x, or single precision."""
+    kind = jnp.result_type(jax.tree.leaves(x)[0])
+    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
 
 
 def moving_phases(phases: Phases) -> list[Phase]:

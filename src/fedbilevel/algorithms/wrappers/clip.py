@@ -52,13 +52,7 @@ from fedbilevel.algorithms.base import (
 )
 from fedbilevel.algorithms.one_loop import OneLoop
 from fedbilevel.algorithms.parts import Iterate, Part
-from fedbilevel.algorithms.wrappers.base import (
-    AroundServer,
-    Inside,
-    With,
-    inner_phase,
-    mapped,
-)
+from fedbilevel.algorithms.wrappers import base
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import Oracle
 from fedbilevel.schedules import is_known, number
@@ -81,10 +75,9 @@ class Tally(eqx.Module):
         return Tally(usual, jnp.ones_like(bounds))
 
 
-class Clipping(Inside):
+class Clipping(base.Inside):
     """The server's state, and the bounds of every phase, 0 if unknown."""
 
-    server: PyTree
     bounds: dict[str, Blocks]
 
 
@@ -109,7 +102,7 @@ def quantile_clipped(algorithm: AbstractAlgorithm, quantile: float) -> "Quantile
     """
     if isinstance(algorithm, OneLoop) and algorithm.returns_point:
         if not any(part.corrects for part in algorithm.parts()):
-            algorithm = With(algorithm, StepClip(quantile))
+            algorithm = base.With(algorithm, StepClip(quantile))
     return QuantileClip(algorithm, quantile)
 
 
@@ -131,7 +124,7 @@ class StepClip(Part):
 
     def shared(self, start):
         """Start with unknown bounds, one for each block of point and direction."""
-        return _unknown(start, _kind(start.point))
+        return _unknown(start, base.kind_of_numbers(start.point))
 
     def begun(self, begin, shared, own):
         """Return the bounds, the tally of no steps, and their number."""
@@ -161,7 +154,7 @@ class StepClip(Part):
         return _followed(shared, answer, self.clip_quantile)
 
 
-class QuantileClip(AroundServer):
+class QuantileClip(base.AroundServer):
     """A method whose replies are cut to a running quantile of the norms of changes."""
 
     quantile: Number = number("share of the changes that are not to be cut")
@@ -189,7 +182,7 @@ class QuantileClip(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Clipping:
         """Start the method, with no bound known."""
-        server, kind = self.algorithm.init_server(x, y), _kind(x)
+        server, kind = self.algorithm.init_server(x, y), base.kind_of_numbers(x)
         cut = self._cut_phases()
         return Clipping(server, {p.name: _unknown(p.known(server), kind) for p in cut})
 
@@ -205,13 +198,13 @@ class QuantileClip(AroundServer):
         cut = {one.name for one in self._cut_phases()}
 
         def change(phase: Phase) -> Phase:
-            return self._cut(phase) if phase.name in cut else inner_phase(phase)
+            return self._cut(phase) if phase.name in cut else base.inner_phase(phase)
 
-        return mapped(self.algorithm.phases(), change)
+        return base.mapped(self.algorithm.phases(), change)
 
     def _cut(self, inner: Phase) -> Phase:
         """Return an exchange with bounded replies."""
-        name, plain = inner.name, inner_phase(inner)
+        name, plain = inner.name, base.inner_phase(inner)
         known: Any = inner.about
 
         def down(server: Clipping, turn: Any) -> Bounded:
@@ -235,12 +228,6 @@ class QuantileClip(AroundServer):
         given = None if known is None else about
         change = {"local": local, "up": with_turn(up), "about": given}
         return replace(inner.saying(down), **change, moves=False)
-
-
-def _kind(x: PyTree) -> Any:
-    """Return the type of bounds."""
-    kind = jnp.result_type(jax.tree.leaves(x)[0])
-    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)
 
 
 def _unknown(known: PyTree | None, kind: Any) -> Blocks:

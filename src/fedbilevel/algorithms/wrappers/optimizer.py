@@ -36,27 +36,18 @@ from fedbilevel.algorithms.base import (
     with_turn,
 )
 from fedbilevel.algorithms.parts import Iterate, Part
-from fedbilevel.algorithms.wrappers.base import (
-    AroundServer,
-    Inside,
-    With,
-    check_one_loop,
-    inner_phase,
-    mapped,
-    moving_phases,
-)
+from fedbilevel.algorithms.wrappers import base
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import check_fields, number, part
 
 
-class Optimized(Inside):
+class Optimized(base.Inside):
     """The server's state, and that of the transformation of each phase that moves."""
 
-    server: PyTree
     optimizer: dict[str, PyTree]
 
 
-class ServerOptimizer(AroundServer):
+class ServerOptimizer(base.AroundServer):
     """An algorithm whose server steps by an Optax transformation."""
 
     optimizer: Any = part("an Optax transformation, or one for each block")
@@ -69,7 +60,7 @@ class ServerOptimizer(AroundServer):
         return {**self.algorithm.settings(), **own}
 
     def __check_init__(self) -> None:
-        if not moving_phases(self.algorithm.phases()):
+        if not base.moving_phases(self.algorithm.phases()):
             raise InvalidInputError(
                 f"`ServerOptimizer`: no phase of `{type(self.algorithm).__name__}` "
                 "sends points back, so there is no step to change."
@@ -80,13 +71,13 @@ class ServerOptimizer(AroundServer):
         server = self.algorithm.init_server(x, y)
         states = {
             phase.name: _start(self.optimizer, _point(_known(phase, server)))
-            for phase in moving_phases(self.algorithm.phases())
+            for phase in base.moving_phases(self.algorithm.phases())
         }
         return Optimized(server, states)
 
     def phases(self) -> Phases:
         """Return the method's own, with other steps."""
-        return mapped(self.algorithm.phases(), self._wrapped)
+        return base.mapped(self.algorithm.phases(), self._wrapped)
 
     def _wrapped(self, phase: Phase) -> Phase:
         def up(server: Optimized, reply: PyTree, turn: ServerTurn) -> Optimized:
@@ -99,10 +90,10 @@ class ServerOptimizer(AroundServer):
                 states = {**states, phase.name: state}
             return Optimized(phase.taken_in(server.server, reply, turn), states)
 
-        return replace(inner_phase(phase), up=with_turn(up))
+        return replace(base.inner_phase(phase), up=with_turn(up))
 
 
-class LocalOptimizer(With):
+class LocalOptimizer(base.With):
     """An algorithm of one loop whose clients step by an Optax transformation.
 
     The transformation changes the length of each of the `local_steps`. `algorithm` has
@@ -113,7 +104,7 @@ class LocalOptimizer(With):
         self, algorithm: AbstractAlgorithm, optimizer: Any, *, local_steps: int
     ) -> None:
         """Wrap a method. The number of local steps may differ only from one."""
-        method = check_one_loop("LocalOptimizer", algorithm)
+        method = base.check_one_loop("LocalOptimizer", algorithm)
         if method.local_steps not in (1, local_steps):
             raise InvalidInputError(
                 f"`LocalOptimizer(local_steps={local_steps})`: the number of local "

@@ -17,26 +17,19 @@ from jaxtyping import Array, Int, PyTree
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Pair, Upper
 from fedbilevel.algorithms.base import Phase, Phases, ServerTurn, every_phase, with_turn
-from fedbilevel.algorithms.wrappers.base import (
-    AbstractWrapper,
-    AroundServer,
-    Inside,
-    inner_phase,
-    mapped,
-)
+from fedbilevel.algorithms.wrappers import base
 from fedbilevel.channels import PLAIN, Channel, Quantize, TopK
 from fedbilevel.schedules import count
 
 
-class Averaged(Inside):
+class Averaged(base.Inside):
     """The server's state, the mean of x over the rounds, and their number."""
 
-    server: PyTree
     mean: Pair
     rounds: Int[Array, ""]
 
 
-class Average(AroundServer):
+class Average(base.AroundServer):
     """A method that reports the mean of x over all rounds, with the current y."""
 
     def init_server(self, x: Upper, y: Lower) -> Averaged:
@@ -49,14 +42,14 @@ class Average(AroundServer):
         last = every_phase(self.algorithm.phases())[-1].name
 
         def change(phase: Phase) -> Phase:
-            inner = inner_phase(phase)
+            inner = base.inner_phase(phase)
 
             def up(server: Averaged, reply: PyTree, turn: ServerTurn) -> Averaged:
                 return self._renewed(inner.taken_in(server, reply, turn))
 
             return replace(inner, up=with_turn(up)) if phase.name == last else inner
 
-        return mapped(self.algorithm.phases(), change)
+        return base.mapped(self.algorithm.phases(), change)
 
     def point(self, server: Any) -> Pair:
         """Return the mean of x, and y."""
@@ -70,7 +63,7 @@ class Average(AroundServer):
         return replace(server, mean=mean, rounds=server.rounds + 1)
 
 
-class Quantized(AbstractWrapper):
+class Quantized(base.AbstractWrapper):
     """A method whose replies are rounded at random, without bias."""
 
     bits: int = count(
@@ -85,7 +78,7 @@ class Quantized(AbstractWrapper):
         return Channel((Quantize(self.bits),)) if self.bits else PLAIN
 
 
-class Largest(AbstractWrapper):
+class Largest(base.AbstractWrapper):
     """A method whose replies are their largest entries. The others follow later."""
 
     fraction: float = count("share of the entries that travel up", default=0.1, least=0)

@@ -1,7 +1,6 @@
 """One exchange of a method inside of measured steps."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,44 +14,19 @@ from fedbilevel._types import Pair, Triple
 from fedbilevel.algorithms.base import (
     Gathered,
     Phase,
-    SeesTurn,
     ServerTurn,
     Turn,
     every_phase,
     with_turn,
 )
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
+from fedbilevel.algorithms.wrappers.measured_steps import plain_steps
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER
-from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
-    fixed_thetas,
-    largest_share,
-    shorter,
-)
-from fedbilevel.algorithms.wrappers.measured_steps.safeguard import (
-    MOST,
-    SOFT,
-    UNFIT,
-    Guard,
-    Move,
-    Turned,
-)
+from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import Sent
+from fedbilevel.algorithms.wrappers.measured_steps.safeguard import MOST, Guard, Move
 from fedbilevel.problem import Oracle
 
 _FOR_CURVATURE, _FOR_LOSS = 2**32 - 3, 2**32 - 4  # folded into the key of a turn
-
-
-class Sent(eqx.Module):
-    """A message, with the numbers that make plain steps of relative ones.
-
-    `damping` is that of the system for z, `loss` the upper loss of the rounds before.
-    """
-
-    message: PyTree
-    curvature: Array | None
-    damping: Array | None
-    stride: Array | None
-    halvings: Array | None
-    loss: Array | None
 
 
 class Seen(eqx.Module):
@@ -91,15 +65,8 @@ class Exchange(eqx.Module):
     def phase(self, like: Phase) -> Phase:
         """Return the wrapped exchange."""
         about = None if like.about is None else self.about
-        sees = isinstance(like.down, SeesTurn)
-        return replace(
-            like,
-            down=with_turn(self.down) if sees else self.down,
-            local=self.local,
-            up=with_turn(self.up),
-            about=about,
-            moves=False,
-        )
+        change = {"local": self.local, "up": with_turn(self.up), "about": about}
+        return replace(like.saying(self.down), **change, moves=False)
 
     def _own(self, sent: Sent, own: Array | None = None) -> Phase:
         plain = self.whole.plain(sent, own)
@@ -109,12 +76,10 @@ class Exchange(eqx.Module):
     def _measures(self) -> bool:
         return self.judges and self.whole.follows
 
-    def down(self, server: Any, turn: Any = None) -> Sent:
+    def down(self, server: Any, turn: Any) -> Sent:
         """Say what the method says, and the numbers."""
         known = self.whole.known(server)
-        own: Any = self._own(known)
-        say = own.down if turn is None else partial(own.message, turn=turn)
-        return replace(known, message=say(server.server))
+        return replace(known, message=self._own(known).message(server.server, turn))
 
     # On a client --------------------------------------------------------------------
 
@@ -142,7 +107,7 @@ class Exchange(eqx.Module):
         after, reply = phase.local(sent.message, memory, damped, turn)
         point = _curvature.point_in(sent.message)
         if point is not None:
-            held, seen = self._measured(sent, held, seen, oracle, (point, turn))
+            held, seen = self._measured(sent, held, seen, oracle, point, turn)
         if self.whole.safeguard:
             returns: Any = sent.halvings
             about = phase.about
@@ -164,10 +129,9 @@ class Exchange(eqx.Module):
         return _tree.select(held.returns == sent.halvings, held.memory, fresh)
 
     def _measured(
-        self, sent: Sent, held: Held, seen: Seen, oracle: Oracle, at: tuple[Any, Turn]
+        self, sent: Sent, held: Held, seen: Seen, oracle: Oracle, point: Any, turn: Turn
     ) -> tuple[Held, Seen]:
         """Return v and L_k after one product, and what was seen."""
-        point, turn = at
         for_product, for_loss = (
             jr.fold_in(jr.fold_in(turn.key, number), turn.index)
             for number in (_FOR_CURVATURE, _FOR_LOSS)
@@ -213,8 +177,14 @@ class Exchange(eqx.Module):
         phase = self._own(self.whole.known(server))
         state = replace(server, server=phase.taken_in(server.server, reply, turn))
         if self._measures:
-            state = _following(state, seen, turn)
-        state = _noting(state, seen)
+            curvature = _curvature.followed(state.curvature, seen.ratio)
+            softness = state.softness
+            if softness is not None:
+                is_z = _curvature.is_along_z(turn.index)
+                softness = softness.seen(seen.along, is_z)
+            state = replace(state, curvature=curvature, softness=softness)
+        if state.guard is not None:
+            state = replace(state, guard=state.guard.told(seen.troubled, seen.loss))
         if self.stage == "setup":
             return self.whole.begun(state)
         return self._judged(state, turn) if self.judges else state
@@ -224,23 +194,23 @@ class Exchange(eqx.Module):
         before, guard, point = state.way, state.guard, self.whole.point(state)
         way = before
         if before is not None:
-            share = largest_share(self.whole.algorithm)
+            share = plain_steps.largest_share(self.whole.algorithm)
             unit = before.stride() * share.astype(before.squares.dtype)
             if guard is not None:
-                unit = unit * shorter("upper", guard.halvings, unit)
+                unit = unit * plain_steps.shorter("upper", guard.halvings, unit)
             way = before.gone(point.x, unit)
         if guard is None:
             return replace(state, way=way)
         guard = self._fitting(state, guard, turn)
         watched, curvature = self.whole.algorithm.watched, state.curvature
-        move = Move(
-            watched(state.server),
-            watched(guard.kept[0]),
-            1.0 if state.momentum is None else state.momentum.speed(),
-            1.0 if curvature is None else curvature,
-        )
-        turned = _turned(before, way)
-        kept, after = guard.judged((state.server, way), move, turned, turn.index)
+        places = watched(state.server), watched(guard.kept[0])
+        speed = 1.0 if state.momentum is None else state.momentum.speed()
+        turned = leapt = jnp.zeros((), bool)
+        if before is not None:
+            turned, leapt = way.turns > before.turns, way.leapt(before)
+        curvature = 1.0 if curvature is None else curvature
+        move = Move(*places, speed, curvature, turned, leapt)
+        kept, after = guard.judged((state.server, way), move, turn.index)
         # Clients forget what they kept of the time that did not count.
         returned = after.halvings > guard.halvings
         forgotten = self.whole.algorithm.forgotten
@@ -256,55 +226,19 @@ class Exchange(eqx.Module):
     def _fitting(self, state: Any, guard: Guard, turn: ServerTurn) -> Guard:
         """Remember the first round in which a theta did not fit, or z was damped."""
         if state.softness is not None:
-            guard = guard.noting(SOFT, state.softness.is_felt(), turn.index)
-        thetas = fixed_thetas(self.whole.algorithm)
+            guard = guard.noting("soft", state.softness.is_felt(), turn.index)
+        thetas = plain_steps.fixed_thetas(self.whole.algorithm)
         if not thetas or state.curvature is None:
             return guard
         theta = jnp.max(jnp.stack(thetas)).astype(state.curvature.dtype)
-        theta = theta * shorter("lower", guard.halvings, theta)
-        return guard.noting(UNFIT, theta * state.curvature > 1, turn.index)
+        theta = theta * plain_steps.shorter("lower", guard.halvings, theta)
+        return guard.noting("unfit", theta * state.curvature > 1, turn.index)
 
 
-def _turned(before: Any, way: Any) -> Turned:
-    """Say whether x turned round or leapt. Without a measured step it never does."""
-    if before is None or way is None:
-        never = jnp.zeros((), bool)
-        return Turned(never, never)
-    return Turned(way.turns > before.turns, way.leapt(before))
-
-
-def _following(state: Any, seen: Any, turn: ServerTurn) -> Any:
-    """Take the mean of what was measured in."""
-    curvature = _curvature.followed(state.curvature, seen.ratio)
-    softness = state.softness
-    if softness is not None:
-        is_z = _curvature.is_along_z(turn.index)
-        softness = softness.seen(seen.along, is_z)
-    return replace(state, curvature=curvature, softness=softness)
-
-
-def _noting(state: Any, seen: Seen) -> Any:
-    """Remember until the round is judged what its replies say."""
-    guard = state.guard
-    if guard is None:
-        return state
-    if seen.troubled is not None:
-        trouble = guard.trouble + seen.troubled.astype(guard.trouble.dtype)
-        guard = replace(guard, trouble=trouble)
-    if seen.loss is not None and guard.record is not None:
-        guard = replace(guard, record=guard.record.seen(seen.loss))
-    return replace(state, guard=guard)
-
-
-def as_arrays(numbers: PyTree) -> PyTree:
-    """Return numbers as the server computes with them, in place of NumPy's."""
-    return jax.tree.map(jnp.asarray, numbers)
-
-
-def _opened(replies: Any) -> tuple[PyTree, Seen]:
+def _opened(replies: Any) -> tuple[PyTree, Any]:
     """Return the reply, or all of them, and the means of what was seen."""
     if not isinstance(replies, Gathered):
-        return replies.reply, as_arrays(replies.seen)
+        return replies.reply, jax.tree.map(jnp.asarray, replies.seen)
     share = replies.weights / jnp.sum(replies.weights)
     inner = replies.replies
 

@@ -1,12 +1,12 @@
 """Plain numbers in the place of relative ones, and shorter ones after a divergence."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from fedbilevel.algorithms.base import AbstractAlgorithm
 from fedbilevel.hypergradient import AbstractHypergradient
@@ -16,21 +16,29 @@ _SHORTER = {"upper": 0.25, "lower": 0.5, "bound": 2.0}  # by one halving
 _MEASURED = 0.25  # the power of that for what follows the curvature
 
 
-def plain(
-    algorithm: Any,
-    curvature: Array | None = None,
-    stride: Array | None = None,
-    halvings: Array | None = None,
-    own: Array | None = None,
-) -> Any:
+class Sent(eqx.Module):
+    """A message, with the numbers that make plain steps of relative ones.
+
+    `damping` is that of the system for z, `loss` the upper loss of the rounds before.
+    """
+
+    message: PyTree = None
+    curvature: Array | None = None
+    damping: Array | None = None
+    stride: Array | None = None
+    halvings: Array | None = None
+    loss: Array | None = None
+
+
+def plain(algorithm: Any, sent: Sent, own: Array | None = None) -> Any:
     """Return a method with plain numbers, any where nothing is measured.
 
     A client's own series must converge on that client: theta of a hypergradient is by
     its `own` curvature where that is larger.
     """
     one = jnp.ones(())
-    stride = one if stride is None else stride
-    common = one if curvature is None else curvature
+    stride = one if sent.stride is None else sent.stride
+    common = one if sent.curvature is None else sent.curvature
     mine = common if own is None else jnp.maximum(common, own)
 
     def is_rule(node: Any) -> bool:
@@ -42,14 +50,14 @@ def plain(
         is_leaf=is_rule,
     )
     made = resolved(rules, Measured(common, stride))
-    return made if halvings is None else _shortened(made, algorithm, halvings)
+    if sent.halvings is None:
+        return made
+    return _shortened(made, algorithm, sent.halvings)
 
 
 def fixed_thetas(part: Any) -> list[Array]:
     """Return the theta of every series of a method that is a plain number."""
     found = []
-    if not (is_dataclass(part) and isinstance(part, eqx.Module)):
-        return found
     for one in fields(part):
         value = getattr(part, one.name)
         if one.name == "theta" and not isinstance(value, OfCurvature):
@@ -78,8 +86,6 @@ def _shortened(part: Any, given: Any, halvings: Array) -> Any:
 
     `given` is the same with relative numbers.
     """
-    if not (is_dataclass(part) and isinstance(part, eqx.Module)):
-        return part
     changed = {}
     for one in fields(part):
         value = getattr(part, one.name)
@@ -89,14 +95,10 @@ def _shortened(part: Any, given: Any, halvings: Array) -> Any:
             if isinstance(getattr(given, one.name), OfCurvature):
                 factor = factor**_MEASURED
             changed[one.name] = value * factor
-        elif isinstance(value, eqx.Module) and is_dataclass(value):
+        elif isinstance(value, eqx.Module):
             inner = getattr(given, one.name)
             changed[one.name] = _shortened(value, inner, halvings)
+    names, new = list(changed), list(changed.values())
     if not changed:
         return part
-    names = list(changed)
-    return eqx.tree_at(
-        lambda one: [getattr(one, name) for name in names],
-        part,
-        [changed[name] for name in names],
-    )
+    return eqx.tree_at(lambda one: [getattr(one, n) for n in names], part, new)

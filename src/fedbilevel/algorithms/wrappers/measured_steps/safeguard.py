@@ -63,23 +63,19 @@ _EVENTS = {
 }
 
 
-class Turned(NamedTuple):
-    """Whether x turned round, and whether it leapt."""
-
-    turned: Bool[Array, ""]
-    leapt: Bool[Array, ""]
-
-
 class Move(NamedTuple):
     """The y after a round, that of the kept state, its speed, and the curvature.
 
-    Both are blocks: a y that clients keep to themselves is none of the server's.
+    Both are blocks: a y that clients keep to themselves is none of the server's. Where
+    the stride of x is measured, x may have `turned` round, or `leapt`.
     """
 
     y: PyTree
     kept: PyTree
-    speed: Any = 1.0
-    curvature: Any = 1.0
+    speed: Any
+    curvature: Any
+    turned: Bool[Array, ""]
+    leapt: Bool[Array, ""]
 
 
 class Record(eqx.Module):
@@ -149,7 +145,6 @@ class Guard(eqx.Module):
     reply out, `halvings` the rollbacks that halved steps. `happened` counts events, and
     `rounds` has their kind, round and target. `unfit` is the first round whose L1 was
     too large for a given theta, or 0, and `soft` the first one with a damped system.
-    `record` is None where no loss is measured.
     """
 
     kept: PyTree
@@ -157,7 +152,7 @@ class Guard(eqx.Module):
     stood: Int[Array, ""]
     usual: Float[Array, ""]
     trouble: Float[Array, ""]
-    record: Record | None
+    record: Record
     replaced: Int[Array, ""]
     halvings: Int[Array, ""]
     happened: Int[Array, ""]
@@ -166,39 +161,39 @@ class Guard(eqx.Module):
     soft: Int[Array, ""]
 
     @staticmethod
-    def of(state: PyTree, y: PyTree, measures: bool = True) -> "Guard":
+    def of(state: PyTree, y: PyTree) -> "Guard":
         """Begin with nothing usual."""
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        rounds, record = jnp.zeros((2 * MOST, 3), jnp.int32), Record.new()
-        known = (none, zero, zero, record if measures else None)
-        return Guard(state, y, *known, none, none, none, rounds, none, none)
-
-    def at(self, state: PyTree, y: PyTree) -> "Guard":
-        """Return the same with the state that a first round begins from."""
-        return replace(self, kept=state, before=y)
+        rounds, known = jnp.zeros((2 * MOST, 3), jnp.int32), (none, zero, zero)
+        record = Record.new()
+        return Guard(state, y, *known, record, none, none, none, rounds, none, none)
 
     def expected(self) -> Array:
         """Return the upper loss of the rounds before, 0 while there were none."""
-        known = jnp.zeros(()) if self.record is None else self.record.mean()
+        known = self.record.mean()
         return jnp.where(known < UNKNOWN, known, 0)
 
-    def judged(
-        self, state: PyTree, move: Move, turn: Turned, index: Any
-    ) -> tuple[PyTree, "Guard"]:
+    def told(self, troubled: Array, loss: Array | None) -> "Guard":
+        """Remember until the round is judged what its replies say."""
+        trouble = self.trouble + troubled.astype(self.trouble.dtype)
+        record = self.record if loss is None else self.record.seen(loss)
+        return replace(self, trouble=trouble, record=record)
+
+    def judged(self, state: PyTree, move: Move, index: Any) -> tuple[PyTree, "Guard"]:
         """Return the next state after a round, and the updated guard."""
         index = jnp.asarray(index, jnp.int32)
         far = _size(_tree.subtract(move.y, self.before)) / move.speed
         too_far = (self.usual > 0) & (far > _FAR * self.usual)
-        broken = (self.trouble >= _MANY) | ~_tree.all_finite(state) | turn.leapt
+        broken = (self.trouble >= _MANY) | ~_tree.all_finite(state) | move.leapt
         due = index % _EVERY == _EVERY - 1
 
         def looked_at() -> tuple[PyTree, Guard]:
             exploded = broken | (too_far & (far > _size(self.before) / move.speed))
-            return self._changed(state, move, far, exploded, due, turn, index)
+            return self._changed(state, move, far, exploded, due, index)
 
         # Most rounds end here: nothing of the states, which may be large, is copied.
         return when(
-            too_far | broken | turn.turned | due,
+            too_far | broken | move.turned | due,
             looked_at,
             lambda: (state, self._quiet(far, jnp.zeros((), bool), index)),
         )
@@ -214,21 +209,18 @@ class Guard(eqx.Module):
             replaced=self.replaced + (self.trouble > 0).astype(jnp.int32),
         )
 
-    def _changed(self, state, move, far, exploded, due, turn, index):
+    def _changed(self, state, move, far, exploded, due, index):
         """Return the next state, and the updated guard."""
         calm = (index < _EVERY) | (far <= _CALM * self.usual)
-        good, grew, record = jnp.ones((), bool), jnp.zeros((), bool), self.record
-        if record is not None:
-            curvature = jnp.asarray(move.curvature, jnp.float32)
-            good, grew, after = record.judged(far * curvature)
-            grew &= due
-            record = _tree.select(due & ~exploded, after, record)
+        curvature = jnp.asarray(move.curvature, jnp.float32)
+        good, grew, after = self.record.judged(far * curvature)
+        grew &= due
+        record = _tree.select(due & ~exploded, after, self.record)
         returned = exploded | grew
         returned &= self.halvings < MOST
-        turned = turn.turned & ~returned & (self.happened - self.halvings < MOST)
+        turned = move.turned & ~returned & (self.happened - self.halvings < MOST)
         kept = due & calm & good & ~returned
-        if record is not None:
-            record = _tree.select(returned, record.emptied(), record)
+        record = _tree.select(returned, record.emptied(), record)
         state = _tree.select(returned, self.kept, state)
         after = replace(
             self._quiet(far, returned, index),
@@ -253,21 +245,18 @@ class Guard(eqx.Module):
         count = self.happened + happened.astype(jnp.int32)
         return replace(self, happened=count, rounds=rounds)
 
-    def noting(self, what: int, is_so: Bool[Array, ""], index: Any) -> "Guard":
-        """Remember the first round in which theta did not fit, or z was damped."""
-        name = {UNFIT: "unfit", SOFT: "soft"}[what]
+    def noting(self, name: str, is_so: Bool[Array, ""], index: Any) -> "Guard":
+        """Remember the first round in which theta was `unfit`, or the system `soft`."""
         first = getattr(self, name)
         now = jnp.asarray(index, jnp.int32) + 1
         return replace(self, **{name: jnp.where(is_so & (first == 0), now, first)})
 
     def gave_up(self) -> str:
         """Describe the divergence if too many rollbacks did not help."""
-        record = self.record
-        if int(self.halvings) < MOST or record is None:
+        if int(self.halvings) < MOST:
             return ""
-        first, best, now = (
-            float(one) for one in (record.first, record.best, record.mean())
-        )
+        values = (self.record.first, self.record.best, self.record.mean())
+        first, best, now = map(float, values)
         if now <= first:
             return ""
         since, until = int(self.rounds[0, 1]), int(self.rounds[: 2 * MOST, 1].max())

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Lower, Pair, Triple, Upper
@@ -30,19 +30,15 @@ from fedbilevel.algorithms.base import (
     Turn,
     every_phase,
 )
-from fedbilevel.algorithms.wrappers.base import AroundServer, Inside, mapped
+from fedbilevel.algorithms.wrappers import base
 from fedbilevel.algorithms.wrappers.measured_steps import curvature as _curvature
 from fedbilevel.algorithms.wrappers.measured_steps.best import Best
 from fedbilevel.algorithms.wrappers.measured_steps.curvature import POWER, Softness
 from fedbilevel.algorithms.wrappers.measured_steps.dog_stride import DogStride
-from fedbilevel.algorithms.wrappers.measured_steps.exchange import (
-    Exchange,
-    Held,
-    Sent,
-    as_arrays,
-)
+from fedbilevel.algorithms.wrappers.measured_steps.exchange import Exchange, Held
 from fedbilevel.algorithms.wrappers.measured_steps.momentum import Momentum
 from fedbilevel.algorithms.wrappers.measured_steps.plain_steps import (
+    Sent,
     fixed_thetas,
     plain,
 )
@@ -53,10 +49,9 @@ from fedbilevel.schedules import choice
 from fedbilevel.units import OfCurvature, OfDistance, relative_kinds
 
 
-class Steady(Inside):
+class Steady(base.Inside):
     """The server's state, and what is measured and kept beside it."""
 
-    server: PyTree
     curvature: Array | None
     softness: Softness | None
     way: DogStride | None
@@ -76,7 +71,7 @@ def steadied(algorithm: AbstractAlgorithm, safeguard: bool = False) -> Any:
     return SteadySteps(algorithm, safeguard=safeguard) if needed else algorithm
 
 
-class SteadySteps(AroundServer):
+class SteadySteps(base.AroundServer):
     """A method with steps that follow the curvature, and a safeguard."""
 
     safeguard: bool = choice("roll back a diverging run", default=True)
@@ -102,7 +97,7 @@ class SteadySteps(AroundServer):
 
     def init_server(self, x: Upper, y: Lower) -> Steady:
         """Start the method, with nothing measured."""
-        server, kind = self.plain().init_server(x, y), _kind(x)
+        server, kind = self.plain().init_server(x, y), base.kind_of_numbers(x)
         way = DogStride.of(x) if self.paces else None
         guard = Guard.of((server, way), self.algorithm.watched(server))
         guard = guard if self.safeguard else None
@@ -121,9 +116,8 @@ class SteadySteps(AroundServer):
             state = replace(state, momentum=Momentum.of(blocks))
         if state.guard is None:
             return state
-        guard = state.guard.at(
-            (state.server, state.way), self.algorithm.watched(state.server)
-        )
+        y = self.algorithm.watched(state.server)
+        guard = replace(state.guard, kept=(state.server, state.way), before=y)
         return replace(state, guard=guard)
 
     def init_client(self, x: Upper, y: Lower) -> Held:
@@ -132,7 +126,7 @@ class SteadySteps(AroundServer):
         return Held(
             self.plain().init_client(x, y),
             vector,
-            jnp.zeros((), _kind(x)) if self.follows else None,
+            jnp.zeros((), base.kind_of_numbers(x)) if self.follows else None,
             jnp.zeros((), jnp.int32) if self.safeguard else None,
         )
 
@@ -168,11 +162,9 @@ class SteadySteps(AroundServer):
         """Say what could not be held, if it was so."""
         return "" if server.guard is None else server.guard.gave_up()
 
-    def plain(self, sent: "Sent | None" = None, own: Array | None = None) -> Any:
+    def plain(self, sent: Sent | None = None, own: Array | None = None) -> Any:
         """Return the method with plain numbers, any where only its shape counts."""
-        if sent is None:
-            return plain(self.algorithm)
-        return plain(self.algorithm, sent.curvature, sent.stride, sent.halvings, own)
+        return plain(self.algorithm, sent or Sent(), own)
 
     def known(self, server: Steady) -> Sent:
         """Return the numbers that travel with a message, without one."""
@@ -180,14 +172,10 @@ class SteadySteps(AroundServer):
         damping = None
         if softness is not None and server.curvature is not None:
             damping = softness.damping * server.curvature
-        return Sent(
-            None,
-            server.curvature,
-            damping,
-            None if way is None else way.stride(),
-            None if guard is None else guard.halvings,
-            None if guard is None else guard.expected(),
-        )
+        stride = None if way is None else way.stride()
+        halvings = None if guard is None else guard.halvings
+        loss = None if guard is None else guard.expected()
+        return Sent(None, server.curvature, damping, stride, halvings, loss)
 
     def _first_measurement(self) -> Phase:
         """Return the exchange that measures L1, and the size of the first direction."""
@@ -207,7 +195,7 @@ class SteadySteps(AroundServer):
             return held, (size**POWER, slope)
 
         def up(server: Steady, mean: Any) -> Steady:
-            power, slope = as_arrays(mean)
+            power, slope = jax.tree.map(jnp.asarray, mean)  # a site's are NumPy's
             way = server.way
             if way is not None and slope is not None:
                 way = way.began(slope)
@@ -225,16 +213,10 @@ class SteadySteps(AroundServer):
             number = next(numbers)
             return Exchange(self, stage, number, number == judged).phase(phase)
 
-        return mapped(phases, change)
+        return base.mapped(phases, change)
 
 
 def _times_of_last(phases: Phases) -> int:
     """Return how often the last phase, which judges, is in a round at most."""
     last = phases[-1]
     return last.times * _times_of_last(last.phases) if isinstance(last, Repeat) else 1
-
-
-def _kind(x: Upper) -> Any:
-    """Return the type of the numbers that are measured."""
-    kind = jnp.asarray(jax.tree.leaves(x)[0]).dtype
-    return kind if kind.itemsize > 2 else jnp.dtype(jnp.float32)

@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.evaluation.assessment import Judged, worse_off
-from fedbilevel.evaluation.baselines import Site, of_one_site
+from fedbilevel.evaluation.assessment import (
+    Judged,
+    Site,
+    alone_at,
+    constant,
+    worse_off,
+)
 from fedbilevel.evaluation.metrics import Judgment
 from fedbilevel.evaluation.words import sentence
 
@@ -41,8 +46,9 @@ def reported(asked: Judged, site: Site) -> dict[str, float]:
     rows = asked.rows
     if len(rows) < FEWEST or asked.features is None:
         return {}
-    base, alone = of_one_site(site, rows, asked.features)
-    found = Judgment(rows, [asked.predicted, base.predicted, alone.predicted])
+    base = constant(site.label, rows)
+    alone = alone_at(site, 0, site.features(), rows, asked.features)
+    found = Judgment(rows, [asked.predicted, base, alone.predicted])
     made: dict[str, float] = {"rows": len(rows), "held": site.rows}
     made |= _ended("difference", found.difference(0, 2))
     for place, kind in enumerate(_KINDS):
@@ -75,11 +81,11 @@ def joined(
     interval that does not hold its value, or with more rows than it has, is left out.
     """
     most = dict(enumerate(counts))
-    kinds = [
-        {k: one for k, one in concluded.items() if _is_whole(one, kind, most.get(k))}
+    whole = {
+        kind: {k: v for k, v in concluded.items() if _is_whole(v, kind, most.get(k))}
         for kind in _METRICS
-    ]
-    kind, known = max(zip(_METRICS, kinds, strict=True), key=lambda one: len(one[1]))
+    }
+    kind, known = max(whole.items(), key=lambda one: len(one[1]))
     if not known:
         return {}
     reports = list(known.values())

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.evaluation.assessment import (
-    Judged,
-    Site,
-    alone_at,
-    constant,
-    worse_off,
-)
+from fedbilevel.evaluation import assessment
 from fedbilevel.evaluation.metrics import Judgment
 from fedbilevel.evaluation.words import sentence
 
@@ -41,13 +35,13 @@ NUMBERS: tuple[str, ...] = (
 )
 
 
-def reported(asked: Judged, site: Site) -> dict[str, float]:
+def reported(asked: assessment.Judged, site: assessment.Site) -> dict[str, float]:
     """Return what a site reports of the model; nothing of few tested rows."""
     rows = asked.rows
     if len(rows) < FEWEST or asked.features is None:
         return {}
-    base = constant(site.label, rows)
-    alone = alone_at(site, 0, site.features(), rows, asked.features)
+    base = assessment.constant(site.label, rows)
+    alone = assessment.alone_at(site, 0, site.features(), rows, asked.features)
     found = Judgment(rows, [asked.predicted, base, alone.predicted])
     made: dict[str, float] = {"rows": len(rows), "held": site.rows}
     made |= _ended("difference", found.difference(0, 2))
@@ -112,7 +106,11 @@ def joined(
         "sites": [_site(client, one, kind) for client, one in known.items()],
         "calibration": None,
     }
-    return {"sentence": sentence(about), "warnings": worse_off(about), **about}
+    return {
+        "sentence": sentence(about),
+        "warnings": assessment.worse_off(about),
+        **about,
+    }
 
 
 def _site(client: int, one: Mapping[str, Any], kind: str) -> dict[str, Any]:

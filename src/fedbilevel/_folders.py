@@ -60,11 +60,14 @@ def how_to_continue(folder: Path) -> str:
     return ""
 
 
-def is_used(folder: Path) -> bool:
-    """Say whether there is something already: a file, or a folder with files."""
+def _names_in(folder: Path) -> set[str]:
+    """Return what is in a folder, if it is there; raise if a file is in its place."""
     if folder.is_dir():
-        return any(folder.iterdir())
-    return os.path.lexists(folder)
+        return {one.name for one in folder.iterdir()}
+    if os.path.lexists(folder):
+        error = NotADirectoryError(errno.ENOTDIR, "", str(folder))
+        raise CheckpointError(sentence_of(error))
+    return set()
 
 
 def open_folder(folder: Path, resume: bool | None) -> None:
@@ -82,8 +85,7 @@ def open_folder(folder: Path, resume: bool | None) -> None:
 
 def require_new(folder: Path) -> None:
     """Raise if a folder has something in it."""
-    if is_used(folder):
-        _require_folder(folder)
+    if _names_in(folder):
         how = how_to_continue(folder)
         kept = f" The run in it is kept. {how}" if how else ""
         raise CheckpointError(
@@ -102,20 +104,10 @@ def require_unfinished(folder: Path) -> None:
 
 def require_own(folder: Path, names: Collection[str]) -> None:
     """Raise if a folder has files beyond those that would be written there."""
-    if not is_used(folder):
-        return
-    _require_folder(folder)
-    others = {one.name for one in folder.iterdir()}
-    if others - set(names):
+    if _names_in(folder) - set(names):
         raise CheckpointError(
             f"{folder} exists and holds something else. Choose another folder."
         )
-
-
-def _require_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        error = NotADirectoryError(errno.ENOTDIR, "", str(folder))
-        raise CheckpointError(sentence_of(error))
 
 
 def check_place(folder: Path, file: Path | None = None) -> None:

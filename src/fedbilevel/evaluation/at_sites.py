@@ -12,7 +12,6 @@ import numpy as np
 
 from fedbilevel.evaluation import assessment
 from fedbilevel.evaluation.metrics import Judgment
-from fedbilevel.evaluation.words import sentence
 
 FEWEST = 10  # tested rows of a site that reports
 _METRICS = {"class": ("log_loss", "auc"), "number": ("root_mean_squared_error", "r2")}
@@ -107,7 +106,7 @@ def joined(
         "calibration": None,
     }
     return {
-        "sentence": sentence(about),
+        "sentence": assessment.sentence(about),
         "warnings": assessment.worse_off(about),
         **about,
     }

@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.evaluation.words import figure, title, with_interval
+from fedbilevel.evaluation.assessment import figure, title, with_interval
 from fedbilevel.result import Result
 from fedbilevel.standings import Standing, about_seeds, sample_bound
 

@@ -7,7 +7,7 @@ is there.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedbilevel.evaluation.words import MEANINGS, title, with_interval
+from fedbilevel.evaluation.assessment import MEANINGS, title, with_interval
 from fedbilevel.report.page.pictures import MOST_BARS, Picture, bars, is_number
 from fedbilevel.report.page.sections import Grid, amount, short
 from fedbilevel.report.tables import measured

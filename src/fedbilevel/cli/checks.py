@@ -67,23 +67,20 @@ def data(given: Given) -> None:
         raise InvalidInputError(f"there is no file or folder {path}. Check the path.")
 
 
-def client_states(given: Given) -> None:
-    """Raise unless --client-states is left out, or a folder that can be written."""
-    if given["client_states"] is not None:
-        _folders.check_place(Path(given["client_states"]))
+def place(name: str, *tests: Callable[[Path], None]) -> Callable[[Given], None]:
+    """Return the check of an argument that is a path, if it is not left out."""
+
+    def check(given: Given) -> None:
+        if given[name] is not None:
+            for test in tests:
+                test(Path(given[name]))
+
+    return check
 
 
-def folder_to_make(given: Given) -> None:
-    """Raise unless --out is left out, or a new folder that can be made."""
-    if given["out"] is not None:
-        _folders.open_folder(given["out"], resume=False)
-        _folders.check_place(given["out"])
-
-
-def new_file(given: Given) -> None:
-    """Raise unless --out is left out, or a file that harms no run."""
-    if given["out"] is not None:
-        _folders.check_file(given["out"])
+client_states = place("client_states", _folders.check_place)
+folder_to_make = place("out", _folders.require_new, _folders.check_place)
+new_file = place("out", _folders.check_file)
 
 
 def only_typed(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +76,10 @@ def _plan_of_one_kind(given: checks.Given) -> None:
             )
 
 
-def _own_folder(given: checks.Given) -> None:
-    """Raise if --out holds more than an earlier table and figure."""
-    if given["out"] is not None:
-        _folders.require_own(given["out"], _WRITTEN)
-        _folders.check_place(given["out"])
+# It may hold an earlier table and figure, and nothing else.
+_own_folder = checks.place(
+    "out", partial(_folders.require_own, names=_WRITTEN), _folders.check_place
+)
 
 
 @arguments.takes(experiment=_CHECKED)

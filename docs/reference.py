@@ -8,8 +8,8 @@ from costs import ASKED
 
 from fedbilevel import errors
 from fedbilevel.algorithms.wrappers import WRAPPERS, Wrapper
-from fedbilevel.evaluation.words import MEANINGS as OF_MODELS
-from fedbilevel.report.page.words import MEANINGS as OF_RUNS
+from fedbilevel.evaluation.assessment import MEANINGS as OF_MODELS
+from fedbilevel.report.page.sections import MEANINGS as OF_RUNS
 
 # Metrics of tasks, by what measures them.
 OF_TASKS = {

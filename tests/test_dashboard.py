@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedbilevel._files import read_arrays, write_arrays
 from fedbilevel.cli.app import app
 from fedbilevel.cli.dashboard import Dashboard
-from fedbilevel.report.page import Listed, write_listing
+from fedbilevel.report.page import write_listing
 from fedbilevel.saved import Saved
 from tests.browser import needs_chromium, opened
 from tests.reports import HOSTILE, Read, made_up, save_comparison, save_run
@@ -237,7 +237,7 @@ def test_a_line_that_cannot_be_written_says_so():
     columns = {**result.columns, "round": np.full(12, np.nan)}
     odd = Saved("odd", {"one": [made_up("one", columns=columns)]}, "upper_loss")
     fine = Saved("fine", {"one": [result]}, "upper_loss")
-    page = write_listing("runs", [Listed("odd", odd), Listed("fine", fine)], 0)
+    page = write_listing("runs", {"odd": odd, "fine": fine}, 0)
     assert "it is damaged: ValueError" in page and "/run/fine" in page
 
 

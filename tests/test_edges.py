@@ -36,7 +36,7 @@ from fedbilevel.federation.server.measuring import (
 from fedbilevel.federation.wire import Header, digest
 from fedbilevel.hypergradient.conjugate_gradient import solve_if_convex
 from fedbilevel.models.checkpoints import Config
-from fedbilevel.report.page.holdings import _site
+from fedbilevel.report.page.sites import _site
 from fedbilevel.sklearn import FederatedCleaner
 from fedbilevel.studies import single
 from fedbilevel.tasks import _rows

@@ -11,6 +11,7 @@ from rich.console import Console
 from sklearn import datasets, linear_model, metrics
 
 from fedbilevel.evaluation import Judged, Rows, Site, linear, quality
+from fedbilevel.evaluation.assessment import figure, with_interval
 from fedbilevel.evaluation.linear import (
     base_rate,
     fit_classes,
@@ -18,7 +19,6 @@ from fedbilevel.evaluation.linear import (
     standardized,
 )
 from fedbilevel.evaluation.metrics import Judgment, calibration
-from fedbilevel.evaluation.words import figure, with_interval
 from fedbilevel.report import quality_tables
 
 
@@ -134,8 +134,9 @@ def test_numbers_are_fitted_as_by_scikit_learn():
 def test_a_fit_that_begins_near_enough_takes_no_step():
     draw = np.random.default_rng(0)
     rows, codes = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
-    near = linear._newton(rows, codes, 2, 0.1) + 1e-5
-    found = linear._newton(rows, codes, 2, 0.1, near, tolerance=1e-3)
+    loss = linear._Objective(rows, codes, 2, 0.1)
+    near = linear._newton(loss) + 1e-5
+    found = linear._newton(loss, near, tolerance=1e-3)
     assert (found == near).all()
 
 

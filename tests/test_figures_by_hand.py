@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbilevel.evaluation.words import figure, with_interval
+from fedbilevel.evaluation.assessment import figure, with_interval
 from fedbilevel.report import tables
 from fedbilevel.report.tables import measured, show
 from fedbilevel.result import Result, as_html, short, to_plain

@@ -28,8 +28,8 @@ from fedbilevel.experiments.run_folder import comparison_command, run_command
 from fedbilevel.experiments.tuning import Tuning
 from fedbilevel.report import holdings_table
 from fedbilevel.report.page import document
-from fedbilevel.report.page.quality import _bars
 from fedbilevel.report.page.sections import Grid
+from fedbilevel.report.page.sites import _judged_bars
 from fedbilevel.result import Result
 from fedbilevel.runtime import checkpoint
 from fedbilevel.saved import find_saved, read_saved
@@ -241,7 +241,7 @@ def bars_of(page: Read) -> dict[str, Any]:
 
 
 def test_bars_of_what_is_undefined_have_no_length():
-    made = _bars("auc", ["a", "b"], {"shared": [(0.5, 0.4, 0.6), None]}, "AUC")
+    made = _judged_bars("auc", ["a", "b"], {"shared": [(0.5, 0.4, 0.6), None]}, "AUC")
     (series,) = made["series"].values()
     assert series[0] == 0.5 and (series[1] is None or np.isnan(series[1]))
     first, second = made["intervals"]["shared"]

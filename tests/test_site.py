@@ -19,10 +19,10 @@ import typer.main
 from fedbilevel import algorithms, errors, tasks
 from fedbilevel.algorithms.wrappers import WRAPPERS
 from fedbilevel.cli.app import app
-from fedbilevel.evaluation.words import MEANINGS as OF_MODELS
+from fedbilevel.evaluation.assessment import MEANINGS as OF_MODELS
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
-from fedbilevel.report.page.words import MEANINGS as OF_RUNS
+from fedbilevel.report.page.sections import MEANINGS as OF_RUNS
 from fedbilevel.runtime.job import OWN_COLUMNS
 from fedbilevel.tasks._base import options_of as task_options
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbilevel.evaluation.words import sentence, title
+from fedbilevel.evaluation.assessment import sentence, title
 from fedbilevel.report import drawing, tables
 from fedbilevel.report.theory import (
     conditions_table,

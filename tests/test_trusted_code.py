@@ -117,7 +117,7 @@ def test_code_that_is_trusted_runs(evil, command):
 def test_a_terminal_is_asked_and_nothing_else_is(evil, monkeypatch, command, answer):
     place, trace = evil
     folder = planted(place, task="evil.py:make")
-    monkeypatch.setattr("fedbilevel.cli.trust._is_terminal", lambda: True)
+    monkeypatch.setattr("fedbilevel.cli.checks._is_terminal", lambda: True)
     done = told(OPENING[command], folder, typed=f"{answer}\n")
     assert trace.exists() == (answer == "y")
     assert "Run it?" in done.output

@@ -158,13 +158,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def _check_size(file: Any, name: str, size: int) -> None:
-    shape, kind = _header(file)
-    announced = file.tell() + math.prod(shape) * kind.itemsize
-    if min(shape, default=0) < 0 or announced != size:
-        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Raise unless a header is one of ours, and announces what the file has."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -178,7 +172,9 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
         raise ValueError(f"a header is no description: {error}") from error
     if kind.hasobject:
         raise ValueError("Object arrays cannot be loaded: they could run programs")
-    return shape, kind
+    announced = file.tell() + math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or announced != size:
+        raise ValueError(f"{name} announces {announced} bytes, and has {size}")
 
 
 def mode_in(folder: Path) -> int:

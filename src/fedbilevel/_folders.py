@@ -42,10 +42,9 @@ def how_to_continue(folder: Path) -> str:
     objects that no command can build again.
     """
     finished = (folder / RESULT).exists()
-    if (folder / FEDERATION).exists() and (folder / TRIAL_KEYS).exists():
-        return "" if finished else _IS_TRIAL
     if (folder / FEDERATION).exists():
-        return "" if finished else _IS_SERVED
+        is_trial = (folder / TRIAL_KEYS).exists()
+        return "" if finished else _IS_TRIAL if is_trial else _IS_SERVED
     if (folder / EXPERIMENT).exists() and finished:
         return "The command that began it extends it, with more --rounds."
     if (folder / EXPERIMENT).exists():
@@ -61,11 +60,14 @@ def how_to_continue(folder: Path) -> str:
     return ""
 
 
-def is_used(folder: Path) -> bool:
-    """Say whether there is something already: a file, or a folder with files."""
+def _names_in(folder: Path) -> set[str]:
+    """Return what is in a folder, if it is there; raise if a file is in its place."""
     if folder.is_dir():
-        return any(folder.iterdir())
-    return os.path.lexists(folder)
+        return {one.name for one in folder.iterdir()}
+    if os.path.lexists(folder):
+        error = NotADirectoryError(errno.ENOTDIR, "", str(folder))
+        raise CheckpointError(sentence_of(error))
+    return set()
 
 
 def open_folder(folder: Path, resume: bool | None) -> None:
@@ -83,8 +85,7 @@ def open_folder(folder: Path, resume: bool | None) -> None:
 
 def require_new(folder: Path) -> None:
     """Raise if a folder has something in it."""
-    if is_used(folder):
-        _require_folder(folder)
+    if _names_in(folder):
         how = how_to_continue(folder)
         kept = f" The run in it is kept. {how}" if how else ""
         raise CheckpointError(
@@ -103,29 +104,14 @@ def require_unfinished(folder: Path) -> None:
 
 def require_own(folder: Path, names: Collection[str]) -> None:
     """Raise if a folder has files beyond those that would be written there."""
-    if not is_used(folder):
-        return
-    _require_folder(folder)
-    others = {one.name for one in folder.iterdir()}
-    if others - set(names):
+    if _names_in(folder) - set(names):
         raise CheckpointError(
             f"{folder} exists and holds something else. Choose another folder."
         )
 
 
-def _require_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        error = NotADirectoryError(errno.ENOTDIR, "", str(folder))
-        raise CheckpointError(sentence_of(error))
-
-
-def check_place(folder: Path) -> None:
-    """Raise unless a folder is there and can be written, or can be made."""
-    _try_place(folder, folder)
-
-
-def _try_place(folder: Path, wanted: Path) -> None:
-    """Try whether `wanted` can be made: this folder, or a file in it."""
+def check_place(folder: Path, file: Path | None = None) -> None:
+    """Raise unless a folder, or a file in it, is there and can be written, or made."""
     there = folder.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -137,8 +123,8 @@ def _try_place(folder: Path, wanted: Path) -> None:
     except OSError as error:
         if error.errno == errno.ENOENT:
             raise CheckpointError(
-                f"{wanted} cannot be made: {there} takes no files or folders. Choose "
-                "another place."
+                f"{file or folder} cannot be made: {there} takes no files or folders. "
+                "Choose another place."
             ) from error
         named = OSError(error.errno, error.strerror, str(there))
         raise CheckpointError(sentence_of(named)) from error
@@ -152,11 +138,11 @@ def check_file(path: Path) -> None:
         raise CheckpointError(
             f"{path.parent} belongs to a run. Choose another place for {path.name}."
         )
-    _try_place(path.parent, path)
+    check_place(path.parent, path)
 
 
 def require_new_file(path: Path) -> None:
     """Raise if something is there already, or no file can be made there."""
     if os.path.lexists(path):
         raise CheckpointError(f"{path} exists. Choose another file, or remove it.")
-    _try_place(path.parent, path)
+    check_place(path.parent, path)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbilevel import __version__
+from fedbilevel.cli.checks import only_typed
 from fedbilevel.cli.data import label_counts, prepare
 from fedbilevel.cli.federation import federate, replay, serve
 from fedbilevel.cli.listing import list_entries, recommend
@@ -14,7 +15,6 @@ from fedbilevel.cli.output import plain_errors
 from fedbilevel.cli.results import dashboard, export, predict, report
 from fedbilevel.cli.running import compare, resume, run, tune
 from fedbilevel.cli.theory import check_theory, complexity, plan, speedup
-from fedbilevel.cli.trust import only_typed
 
 app = typer.Typer(
     help="Federated bilevel optimization: tune, clean, re-weight across sites whose "

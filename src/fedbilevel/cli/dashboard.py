@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from fedbilevel.errors import CheckpointError, FedbilevelError, sentence_of
 from fedbilevel.experiments.run_folder import command_of
-from fedbilevel.report.page import Listed, write_listing, write_page, write_sentence
-from fedbilevel.saved import find_saved, read_saved
+from fedbilevel.report.page import write_listing, write_page, write_sentence
+from fedbilevel.saved import Saved, find_saved, read_saved
 
 _HERE = "127.0.0.1"
 _LIST_SECONDS, _RUN_SECONDS = 5, 10  # until a browser asks again
@@ -132,14 +132,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _listing(folder: Path) -> str:
-    lines = []
+    runs: dict[str, Saved | str] = {}
     for name, place in find_saved(folder).items():
         try:
             _require_plain(place)
-            lines.append(Listed(name, read_saved(place)))
+            runs[name] = read_saved(place)
         except Exception as error:  # what one folder holds must not hide the others
-            lines.append(Listed(name, None, sentence_of(error)))
-    return write_listing(folder.resolve().name, lines, _LIST_SECONDS)
+            runs[name] = sentence_of(error)
+    return write_listing(folder.resolve().name, runs, _LIST_SECONDS)
 
 
 def _require_plain(folder: Path) -> None:

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 from fedbilevel._folders import check_file, require_new_file
 from fedbilevel._schema import option
 from fedbilevel._table_choices import FEWEST_ROWS, TableChoices
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    AS_JSON,
-    EXPERIMENT,
-    TABLE,
-    at_least_one,
-    of_table,
-    takes,
-)
+from fedbilevel.cli import arguments, checks
 from fedbilevel.cli.output import Console, print_json
 from fedbilevel.errors import InvalidInputError, unknown_name
 
@@ -27,14 +19,16 @@ if TYPE_CHECKING:
     from fedbilevel.tasks import Task
 
 
-@takes(
+@arguments.takes(
     checks.new_file,
-    experiment=EXPERIMENT.only("task", "clients", "data", *TABLE, "settings"),
+    experiment=arguments.EXPERIMENT.only(
+        "task", "clients", "data", *arguments.TABLE, "settings"
+    ),
 )
 def label_counts(
     experiment: "Experiment",
     out: Path | None = option(None, "file for the picture, PNG"),
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Show how many rows of each class every client trains with and validates with."""
     from fedbilevel._files import write_atomically
@@ -85,7 +79,7 @@ _UNCOUNTED = (
 )
 
 
-@takes(choices=of_table(*TABLE).without("preparation"))
+@arguments.takes(choices=arguments.of_table(*arguments.TABLE).without("preparation"))
 def prepare(
     choices: TableChoices,
     files: list[Path] = option(
@@ -109,7 +103,7 @@ def prepare(
     label. Fewer than --minimum-rows numbers of a column are not reported, and a text in
     fewer than 5 rows of every site is "(other)", here and at prediction.
     """
-    at_least_one(minimum_rows=minimum_rows)
+    arguments.at_least_one(minimum_rows=minimum_rows)
     if sums is None and out is None:
         raise InvalidInputError(
             "give --sums FILE for what this site gives, or --out FILE for the "

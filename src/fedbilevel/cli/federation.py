@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel import _folders
 from fedbilevel._schema import Terms, option
 from fedbilevel.cli import arguments, checks
+from fedbilevel.cli.checks import TRUST_CODE, require_trust
 from fedbilevel.cli.node import INSECURE, check_security, require_flower
 from fedbilevel.cli.output import Console, print_json, show_result
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
 from fedbilevel.startup.own_process import collect_as_usual
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbilevel._schema import option
+from fedbilevel._table_choices import listed_names
 from fedbilevel.cli.arguments import AS_JSON, takes
 from fedbilevel.cli.output import Console, print_json
 from fedbilevel.cli.progress import status
@@ -46,8 +47,8 @@ def list_entries(
         raise unknown_name("list", kind, _TABLES)
     asked = {
         "question": question,
-        "needs": _words(needs),
-        "without": _words(without),
+        "needs": [*listed_names(needs or "")],
+        "without": [*listed_names(without or "")],
         "known": known,
     }
     given = [f"--{name}" for name, value in asked.items() if value]
@@ -58,17 +59,16 @@ def list_entries(
                 f"algorithms {given[0]} ...`."
             )
         _show(_chosen_table(asked, given))
-        return
-    if kind is not None and name is not None:
-        if kind not in _DETAILS:
-            raise InvalidInputError(
-                f"nothing more is known of '{name}'. A task or an algorithm has "
-                "options: `fedbilevel list tasks NAME`."
-            )
+    elif kind is None or name is None:
+        for one in [kind] if kind else _TABLES:
+            _show(_TABLES[one]())
+    elif kind in _DETAILS:
         _DETAILS[kind](name)
-        return
-    for one in [kind] if kind else _TABLES:
-        _show(_TABLES[one]())
+    else:
+        raise InvalidInputError(
+            f"nothing more is known of '{name}'. A task or an algorithm has options: "
+            "`fedbilevel list tasks NAME`."
+        )
 
 
 @takes()
@@ -105,11 +105,6 @@ def recommend(
             _print(f"Try: fedbilevel run {task} --algorithm {one.name}", indent=3)
 
 
-def _words(given: str | None) -> list[str]:
-    """Return words that are separated by commas."""
-    return [word.strip() for word in (given or "").split(",") if word.strip()]
-
-
 def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
     """Return the table of the algorithms that are as asked."""
     from fedbilevel.experiments.traits import fitting
@@ -120,12 +115,12 @@ def _chosen_table(asked: dict[str, Any], given: list[str]) -> Table:
         raise InvalidInputError(
             f"no algorithm is all of that. Leave out one of {', '.join(given)}."
         )
-    rows = ((entry.name, *_about(entry)) for entry in found)
-    return _algorithms(f"Algorithms: {len(found)}", rows)
+    return _algorithms(f"Algorithms: {len(found)}", map(_about, found))
 
 
 def _about(entry: Any) -> tuple[str, ...]:
-    return entry.summary, entry.answers, entry.reference, entry.provenance
+    about = entry.summary, entry.answers, entry.reference, entry.provenance
+    return entry.name, *about
 
 
 def _algorithms(title: str, rows: Rows) -> Table:
@@ -134,11 +129,11 @@ def _algorithms(title: str, rows: Rows) -> Table:
     return _table(title, caption, headings, rows)
 
 
-def _rows_of(registry: Any, about: Callable[[str], Sequence[str]]) -> Rows:
+def _rows_of(registry: Any, row: Callable[[str], Sequence[str]]) -> Rows:
     """Return a row for every name, be it why nothing can be said of it."""
     for name in (*registry.names(), *registry.installed()):
         try:
-            yield name, *about(name)
+            yield row(name)
         except InvalidInputError as error:  # of a package that somebody installed
             yield name, str(error)
 
@@ -197,14 +192,14 @@ def _task_table() -> Table:
     from fedbilevel import tasks
     from fedbilevel.tasks._base import option_defaults
 
-    def about(name: str) -> tuple[str, str]:
+    def row(name: str) -> tuple[str, ...]:
         options = option_defaults(tasks.find(name)).items()
         known = ", ".join(f"{option}={default}" for option, default in options)
-        return _paragraph(_task_text(name)), known
+        return name, _task_text(name), known
 
     caption = "`fedbilevel list tasks NAME` says more of one."
     headings = ("task", "what it is", "options (defaults)")
-    return _table("Tasks", caption, headings, _rows_of(tasks, about))
+    return _table("Tasks", caption, headings, _rows_of(tasks, row))
 
 
 def _show_task(name: str) -> None:
@@ -212,9 +207,8 @@ def _show_task(name: str) -> None:
     from fedbilevel.tasks._base import options_of
 
     make = tasks.find(name)
-    _print(f"{tasks.label(name)}: {_paragraph(_task_text(name))}")
-    more = inspect.getdoc(make)
-    if more:
+    _print(f"{tasks.label(name)}: {_task_text(name)}")
+    if more := inspect.getdoc(make):
         _print(more)
     rows = (
         (one, _KINDS[type(default)], str(default), meaning)
@@ -291,11 +285,9 @@ def _print(text: str, indent: int = 0) -> None:
 
 
 def _task_text(name: str) -> str:
+    """Return the first paragraph of the text of a task's module."""
     from fedbilevel import tasks
 
     module = importlib.import_module(tasks.find(name).__module__)
-    return inspect.getdoc(module) or ""
-
-
-def _paragraph(text: str) -> str:
+    text = inspect.getdoc(module) or ""
     return " ".join(text.split("\n\n")[0].split())

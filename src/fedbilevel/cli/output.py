@@ -1,4 +1,4 @@
-"""What commands print: text as text, results, notes, and errors without a traceback."""
+"""Prints of commands: text as text, results, notes, and errors without a traceback."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def write_report(folder: Path) -> None:
 
 
 def save_page(folder: Path, path: Path) -> None:
-    """Write the report of a folder, which those may read who may read the folder."""
+    """Write the report of a folder, as open to others as the folder is."""
     from fedbilevel._files import mode_in, write_atomically
     from fedbilevel.cli.dashboard import page_of
 

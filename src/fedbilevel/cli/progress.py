@@ -147,26 +147,19 @@ def watched(
     A process that is `alone`, without others that it would have to end, is ended soon
     where it is asked to stop before its first round.
     """
-    from rich.progress import (  # not for help
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress  # not for help
 
     from fedbilevel.runtime import mesh
 
     console = Console(stderr=True)
-    shown = [BarColumn(20)] if console.width >= _WIDE else []
-    bar = Progress(
-        TextColumn("[bold]{task.description}"),
-        MofNCompleteColumn(),
+    shown = [progress.BarColumn(20)] if console.width >= _WIDE else []
+    bar = progress.Progress(
+        progress.TextColumn("[bold]{task.description}"),
+        progress.MofNCompleteColumn(),
         *shown,
-        *(TextColumn(f"{{task.fields[{name}]}}") for name in _FIELDS),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        *(progress.TextColumn(f"{{task.fields[{name}]}}") for name in _FIELDS),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         console=console,
         disable=quiet or not mesh.is_first(),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel import _folders
 from fedbilevel._schema import Tuning, option
 from fedbilevel.cli import arguments, checks
+from fedbilevel.cli.checks import TRUST_CODE, require_trust
 from fedbilevel.cli.output import (
     Console,
     only_ours_on_stdout,
@@ -19,7 +20,6 @@ from fedbilevel.cli.output import (
     write_report,
 )
 from fedbilevel.cli.progress import watched
-from fedbilevel.cli.trust import TRUST_CODE, require_trust
 from fedbilevel.errors import CheckpointError, InvalidInputError
 
 if TYPE_CHECKING:

@@ -2,23 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbilevel import _folders
 from fedbilevel._schema import option
-from fedbilevel.cli import checks
-from fedbilevel.cli.arguments import (
-    AS_JSON,
-    EXPERIMENT,
-    SETTINGS,
-    TABLE,
-    at_least_one,
-    read_counts,
-    read_numbers,
-    read_settings,
-    takes,
-)
+from fedbilevel.cli import arguments, checks
 from fedbilevel.cli.output import Console, print_json
 from fedbilevel.cli.progress import status
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -36,14 +26,14 @@ THEOREMS = ("local-bsgvrm", "local-bsgm", "fedbioacc", "fednest")
 THEOREM = option(None, "1: LocalBSGM; 2, 3: LocalBSGVRM with constant, decaying step")
 SEEDS = option(16, "random seeds of every point")
 FOLDER = option(None, "folder for table and figure")
-_CHECKED = EXPERIMENT.only(
+_CHECKED = arguments.EXPERIMENT.only(
     *("task", "algorithm", "clients", "rounds", "local_steps", "batch", "data"),
-    *(*TABLE, "settings", "precision"),
+    *(*arguments.TABLE, "settings", "precision"),
 ).having(algorithm=option("local-bsgvrm", "local-bsgm or local-bsgvrm", typed=str))
 # Rows are partitioned for several numbers of clients, so no column names sites.
-_MEASURED = EXPERIMENT.only(
+_MEASURED = arguments.EXPERIMENT.only(
     *("task", "algorithm", "batch", "data"),
-    *(name for name in TABLE if name != "site"),
+    *(name for name in arguments.TABLE if name != "site"),
     "settings",
 ).having(algorithm=option(THEOREMS[0], ", ".join(THEOREMS), typed=str))
 _PLANNED = _MEASURED.having(
@@ -53,7 +43,7 @@ _PLANNED = _MEASURED.having(
         "task's own if left out",
         typed=str | None,
     ),
-    model_devices=SETTINGS["model_devices"],
+    model_devices=arguments.SETTINGS["model_devices"],
 ).defaulting(task="quadratic")
 PRESETS = ("theory", "practical")
 _WRITTEN = ("summary.json", "figure.png")
@@ -86,18 +76,17 @@ def _plan_of_one_kind(given: checks.Given) -> None:
             )
 
 
-def _own_folder(given: checks.Given) -> None:
-    """Raise if --out holds more than an earlier table and figure."""
-    if given["out"] is not None:
-        _folders.require_own(given["out"], _WRITTEN)
-        _folders.check_place(given["out"])
+# It may hold an earlier table and figure, and nothing else.
+_own_folder = checks.place(
+    "out", partial(_folders.require_own, names=_WRITTEN), _folders.check_place
+)
 
 
-@takes(experiment=_CHECKED)
+@arguments.takes(experiment=_CHECKED)
 def check_theory(
     experiment: "Experiment",
     constants: list[str] | None = CONSTANTS,
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Say which conditions of its theorem a run satisfies, and what the others need.
 
@@ -123,7 +112,7 @@ def check_theory(
     console.print(f"The largest steps with which all hold: {limits}", markup=False)
 
 
-@takes(_plan_of_one_kind, checks.new_file, experiment=_PLANNED)
+@arguments.takes(_plan_of_one_kind, checks.new_file, experiment=_PLANNED)
 def plan(
     experiment: "Experiment",
     clients: int | None = option(None, "number of clients, K; 8 by a theorem"),
@@ -139,13 +128,13 @@ def plan(
     constants: list[str] | None = CONSTANTS,
     seeds: int = SEEDS,
     out: Path | None = option(None, "file for the plan, for `run --plan`"),
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Plan a run: all parameters, its cost, its bound, from K and epsilon or T.
 
     With --memory: what it takes of the device, whether it fits, and what takes less.
     """
-    at_least_one(clients=clients, seeds=seeds)
+    arguments.at_least_one(clients=clients, seeds=seeds)
     if memory:
         _show_memory(replace(experiment, clients=clients), out, as_json)
         return
@@ -238,7 +227,7 @@ def _size(count: int) -> str:
     return f"{count / 1e3:.3g} kB"
 
 
-@takes(_with_theorem, _own_folder, experiment=_MEASURED)
+@arguments.takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def speedup(
     experiment: "Experiment",
     theorem: int | None = THEOREM,
@@ -248,14 +237,14 @@ def speedup(
     period_factor: float = option(1.0, "times the corollary's local steps, p"),
     seeds: int = SEEDS,
     out: Path | None = FOLDER,
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Measure how the error falls with K at fixed T, or with T at fixed K.
 
     Several values of --clients or of --iterations make the axis.
     """
-    many = read_counts("clients", clients)
-    lengths = iterations and read_counts("iterations", iterations)
+    many = arguments.read_counts("clients", clients)
+    lengths = iterations and arguments.read_counts("iterations", iterations)
     how = {"period_factor": period_factor, "target": target}
 
     def measured(scaling: Any, base: Any, *given: Any, **more: Any) -> dict[str, Any]:
@@ -265,7 +254,7 @@ def speedup(
     _scale(experiment, theorem, seeds, measured, out, as_json)
 
 
-@takes(_with_theorem, _own_folder, experiment=_MEASURED)
+@arguments.takes(_with_theorem, _own_folder, experiment=_MEASURED)
 def complexity(
     experiment: "Experiment",
     theorem: int | None = THEOREM,
@@ -275,15 +264,15 @@ def complexity(
     ),
     seeds: int = SEEDS,
     out: Path | None = FOLDER,
-    as_json: bool = AS_JSON,
+    as_json: bool = arguments.AS_JSON,
 ) -> None:
     """Measure iterations and rounds to epsilon, against K or against epsilon.
 
     Several values of --clients or of --targets make the axis; with one of --clients
     alone, epsilon is.
     """
-    many = read_counts("clients", clients)
-    epsilons = targets and read_numbers("targets", targets)
+    many = arguments.read_counts("clients", clients)
+    epsilons = targets and arguments.read_numbers("targets", targets)
 
     def measured(scaling: Any, base: Any, *given: Any, **more: Any) -> dict[str, Any]:
         periods = (1,) if len(many) > 1 else (3, 4, 6)
@@ -302,7 +291,7 @@ def _scale(
     as_json: bool,
 ) -> None:
     """Calibrate, measure what a theorem says, and show it."""
-    at_least_one(seeds=seeds)
+    arguments.at_least_one(seeds=seeds)
     from fedbilevel import algorithms, report
     from fedbilevel._files import write_atomically
     from fedbilevel.experiments import theory
@@ -332,7 +321,7 @@ def _scale(
 
 
 def _read_constants(constants: list[str] | None) -> dict[str, float]:
-    given = read_settings(constants or [])
+    given = arguments.read_settings(constants or [])
     try:
         return {name: float(value) for name, value in given.items()}
     except ValueError as error:

@@ -1,17 +1,63 @@
-"""How good a shared model is: in numbers, in a sentence, and where it is not."""
+"""How good a shared model is: in numbers, in a sentence, and where it is not.
 
-from collections.abc import Iterator, Sequence
+It is compared, on the same rows, with the base rate, each site alone, and all rows
+without tuning, as FedAvg fits them.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.evaluation.baselines import Baseline, Site, baselines
+from fedbilevel.evaluation.linear import base_rate, fit_classes, fit_numbers
 from fedbilevel.evaluation.metrics import Judgment, Rows, calibration
-from fedbilevel.evaluation.words import sentence, title, with_interval
 
 _FEW_VALIDATE, _FEW_OF_CLASS = 50, 30
 _MOST_NAMED = 5  # sites in a warning
+_MOST_COLUMNS, _MOST_CLASSES = 200, 20  # of linear models that take no time
+_MOST_SITES = 20  # whose own models are fitted, the largest first
+_FEWEST_ROWS = 10  # to fit a model
+_TITLES = {"auc": "AUC", "brier_score": "Brier score", "r2": "R2"}
+MEANINGS = {
+    "log_loss": "the mean surprise at the true class: 0 would be certain and right",
+    "auc": "the chance that a row of a class ranks above one of another: 0.5 is luck",
+    "balanced_accuracy": "the share of right answers, each class counting alike",
+    "accuracy": "the share of right answers",
+    "brier_score": "the mean squared error of the probabilities: 0 is perfect",
+    "root_mean_squared_error": "the typical error, in the units of what is predicted",
+    "mean_absolute_error": "the mean size of an error, in the same units",
+    "r2": "the share of the differences between rows that is explained: 1 is perfect",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's name, how many rows it has, its labels, and how to get the features."""
+
+    name: str
+    label: np.ndarray
+    features: Callable[[], np.ndarray]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it trains and validates with."""
+        return len(self.label)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline's predictions; `site` is the number of a site's own model.
+
+    `note` says in what it differs from a tuned linear model.
+    """
+
+    kind: str
+    name: str
+    predicted: np.ndarray
+    site: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,10 +77,15 @@ class Judged:
     validation: Sequence[int]
 
 
+def is_linear_cheap(columns: int, classes: int) -> bool:
+    """Say whether linear models of such rows are fitted in no time."""
+    return columns <= _MOST_COLUMNS and classes <= _MOST_CLASSES
+
+
 def quality(asked: Judged, sites: Sequence[Site]) -> dict[str, Any]:
     """Return metrics with 95 % intervals against the baselines, as plain data."""
     rows = asked.rows
-    others = baselines(sites, rows, asked.features)
+    others = _baselines(sites, rows, asked.features)
     shared = Baseline("shared", "shared model", asked.predicted)
     every = [shared, *others]
     found = Judgment(rows, [one.predicted for one in every])
@@ -61,6 +112,67 @@ def quality(asked: Judged, sites: Sequence[Site]) -> dict[str, Any]:
         "warnings": list(_warnings(asked, about)),
         **about,
     }
+
+
+def _baselines(
+    sites: Sequence[Site], rows: Rows, features: np.ndarray | None
+) -> list[Baseline]:
+    """Return the base rate, each site alone, the largest first, and FedAvg.
+
+    Without `features` of the tested rows it is the base rate only.
+    """
+    everything = np.concatenate([one.label for one in sites])
+    simple = "base rate" if rows.classes else "mean of the training rows"
+    made = [Baseline("base_rate", simple, constant(everything, rows))]
+    if features is None:
+        return made
+    held = [one.features() for one in sites]
+    order = sorted(range(len(sites)), key=lambda k: -sites[k].rows)
+    alone = order[:_MOST_SITES] if len(sites) > 1 else []
+    made += [alone_at(sites[k], k, held[k], rows, features) for k in alone]
+    if _why_not(everything, rows):
+        return made
+    untuned = _fitted(np.concatenate(held), everything, rows, features, 1.0)
+    return [*made, Baseline("untuned", "all sites, untuned (FedAvg)", untuned)]
+
+
+def alone_at(
+    site: Site, number: int, held: np.ndarray, rows: Rows, features: np.ndarray
+) -> Baseline:
+    """Return a site's own model, or its base rate where no model can be fitted."""
+    why = _why_not(site.label, rows)
+    if why:
+        predicted = constant(site.label, rows)
+    else:
+        predicted = _fitted(held, site.label, rows, features)
+    note = f"its own base rate, for it has {why}" if why else ""
+    return Baseline("alone", f"{site.name} alone", predicted, number, note)
+
+
+def _why_not(label: np.ndarray, rows: Rows) -> str:
+    """Say why no model can be fitted to rows; nothing where one can."""
+    if len(label) < _FEWEST_ROWS:
+        return f"{len(label)} rows only"
+    return "rows of one class only" if rows.classes and np.ptp(label) == 0 else ""
+
+
+def constant(label: np.ndarray, rows: Rows) -> np.ndarray:
+    """Return the same for every row: the shares of the classes, or the mean."""
+    if rows.classes:
+        return np.tile(base_rate(label, rows.classes), (len(rows), 1))
+    return np.full(len(rows), label.mean())
+
+
+def _fitted(
+    held: np.ndarray,
+    label: np.ndarray,
+    rows: Rows,
+    features: np.ndarray,
+    strength: float | None = None,
+) -> np.ndarray:
+    if rows.classes:
+        return fit_classes(held, label, rows.classes, strength)(features)
+    return fit_numbers(held, label, strength)(features)
 
 
 def _by_site(
@@ -157,3 +269,48 @@ def _few_rows(asked: Judged) -> Iterator[str]:
             f"few rows of the class '{asked.classes[rarest]}' validate, "
             f"{asked.validation[rarest]} in all: what was tuned is uncertain"
         )
+
+
+def title(name: str) -> str:
+    """Return the name of a metric for people."""
+    return _TITLES.get(name, name.replace("_", " "))
+
+
+def figure(value: float, like: float | None = None) -> str:
+    """Write a number with three digits, or with as many decimals as another one has."""
+    size = abs(value if like is None else like)
+    decimals = 2 - math.floor(math.log10(size)) if size > 0 else 3
+    return f"{value:,.{min(max(decimals, 0), 4)}f}"
+
+
+def with_interval(metric: Sequence[float]) -> str:
+    """Write a value with its interval."""
+    value, low, high = metric
+    return f"{figure(value)} ({figure(low, value)} to {figure(high, value)})"
+
+
+def sentence(about: Mapping[str, Any]) -> str:
+    """Say how good the shared model is, and what else there would be."""
+    main = about["metric"]
+    named = title(main)
+    shared, base, *others = about["models"]
+    found = shared["metrics"]
+    other = "auc" if about["predicts"] == "class" else "r2"
+    more = ""
+    if found[other] is not None:
+        more = f" and {title(other)} {with_interval(found[other])}"
+    each = next((one for one in others if one["kind"] == "each_alone"), None)
+    where = f" of {len(about['sites'])} sites" if each is not None else ""
+    first = (
+        f"{named[:1].upper()}{named[1:]} {with_interval(found[main])}{more} on "
+        f"{about['rows']:,} held-out rows{where}."
+    )
+    value = found[main][0]
+    second = f"The {base['name']} has {figure(base['metrics'][main][0], value)}"
+    largest = next((one for one in others if one["kind"] == "alone"), None)
+    if largest is not None:
+        alone = figure(largest["metrics"][main][0], value)
+        second += f"; {largest['name']}, the largest site, {alone}"
+    if each is not None:
+        second += f"; {each['name']} {figure(each['metrics'][main][0], value)}"
+    return f"{first} {second} ({named}: lower is better)."

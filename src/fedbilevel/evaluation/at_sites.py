@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.evaluation.assessment import Judged, worse_off
-from fedbilevel.evaluation.baselines import Site, of_one_site
+from fedbilevel.evaluation import assessment
 from fedbilevel.evaluation.metrics import Judgment
-from fedbilevel.evaluation.words import sentence
 
 FEWEST = 10  # tested rows of a site that reports
 _METRICS = {"class": ("log_loss", "auc"), "number": ("root_mean_squared_error", "r2")}
@@ -36,13 +34,14 @@ NUMBERS: tuple[str, ...] = (
 )
 
 
-def reported(asked: Judged, site: Site) -> dict[str, float]:
+def reported(asked: assessment.Judged, site: assessment.Site) -> dict[str, float]:
     """Return what a site reports of the model; nothing of few tested rows."""
     rows = asked.rows
     if len(rows) < FEWEST or asked.features is None:
         return {}
-    base, alone = of_one_site(site, rows, asked.features)
-    found = Judgment(rows, [asked.predicted, base.predicted, alone.predicted])
+    base = assessment.constant(site.label, rows)
+    alone = assessment.alone_at(site, 0, site.features(), rows, asked.features)
+    found = Judgment(rows, [asked.predicted, base, alone.predicted])
     made: dict[str, float] = {"rows": len(rows), "held": site.rows}
     made |= _ended("difference", found.difference(0, 2))
     for place, kind in enumerate(_KINDS):
@@ -75,11 +74,11 @@ def joined(
     interval that does not hold its value, or with more rows than it has, is left out.
     """
     most = dict(enumerate(counts))
-    kinds = [
-        {k: one for k, one in concluded.items() if _is_whole(one, kind, most.get(k))}
+    whole = {
+        kind: {k: v for k, v in concluded.items() if _is_whole(v, kind, most.get(k))}
         for kind in _METRICS
-    ]
-    kind, known = max(zip(_METRICS, kinds, strict=True), key=lambda one: len(one[1]))
+    }
+    kind, known = max(whole.items(), key=lambda one: len(one[1]))
     if not known:
         return {}
     reports = list(known.values())
@@ -106,7 +105,11 @@ def joined(
         "sites": [_site(client, one, kind) for client, one in known.items()],
         "calibration": None,
     }
-    return {"sentence": sentence(about), "warnings": worse_off(about), **about}
+    return {
+        "sentence": assessment.sentence(about),
+        "warnings": assessment.worse_off(about),
+        **about,
+    }
 
 
 def _site(client: int, one: Mapping[str, Any], kind: str) -> dict[str, Any]:

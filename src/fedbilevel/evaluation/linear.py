@@ -45,7 +45,8 @@ def fit_classes(
     rows = columns(features)
     if inverse is None:
         inverse = _chosen_inverse(rows, codes, len(present))
-    weights = _newton(rows, codes, len(present), 1 / (inverse * len(rows)))
+    strength = 1 / (inverse * len(rows))
+    weights = _newton(_Objective(rows, codes, len(present), strength))
     seen = share[present].sum() if len(present) < classes else 1.0
 
     def predict(asked: np.ndarray) -> np.ndarray:
@@ -77,9 +78,8 @@ def _chosen_inverse(rows: np.ndarray, codes: np.ndarray, classes: int) -> float:
         total = 0.0
         for number, left in enumerate(parts):
             kept, own = rows[~left], codes[~left]
-            strength = 1 / (inverse * len(kept))
-            weights = _newton(kept, own, classes, strength, starts[number], 1e-3)
-            starts[number] = weights
+            loss = _Objective(kept, own, classes, 1 / (inverse * len(kept)))
+            weights = starts[number] = _newton(loss, starts[number], 1e-3)
             found = _probabilities(_scores(rows[left], weights))
             chances = found[np.arange(len(found)), codes[left]]
             total -= np.log(np.maximum(chances, 1e-15)).sum()
@@ -139,7 +139,14 @@ class _Objective:
         self.rows, self.strength = rows, strength
         member = np.eye(classes)[codes]
         self.member = member[:, 1:] if classes == 2 else member
-        self.codes = codes
+        self.codes, self.classes = codes, classes
+
+    def start(self) -> np.ndarray:
+        """Return weights of 0, whose intercepts give the shares of the classes."""
+        weights = np.zeros((self.rows.shape[1] + 1, self.member.shape[1]))
+        share = np.log(base_rate(self.codes, self.classes))
+        weights[-1] = share[1] - share[0] if self.classes == 2 else share
+        return weights
 
     def at(self, weights: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return the value, the gradient, and the chances of the scored classes."""
@@ -171,21 +178,10 @@ class _Objective:
 
 
 def _newton(
-    rows: np.ndarray,
-    codes: np.ndarray,
-    classes: int,
-    strength: float,
-    start: np.ndarray | None = None,
-    tolerance: float = 1e-7,
+    loss: _Objective, start: np.ndarray | None = None, tolerance: float = 1e-7
 ) -> np.ndarray:
     """Return the weights at which the gradient is below a tolerance."""
-    width = rows.shape[1] + 1, 1 if classes == 2 else classes
-    weights = start
-    if weights is None:
-        weights = np.zeros(width)
-        share = np.log(base_rate(codes, classes))
-        weights[-1] = share[1] - share[0] if classes == 2 else share
-    loss = _Objective(rows, codes, classes, strength)
+    weights = loss.start() if start is None else start
     value, slope, chances = loss.at(weights)
     for _ in range(_NEWTON_STEPS):
         size = float(np.linalg.norm(slope))

@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.evaluation.words import figure, title, with_interval
+from fedbilevel.evaluation.assessment import figure, title, with_interval
 from fedbilevel.result import Result
 from fedbilevel.standings import Standing, about_seeds, sample_bound
 
@@ -104,7 +104,10 @@ def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], A
         ("megabytes up, in all", lambda r: r.counts["bytes_up"] / 1e6),
         ("megabytes down, in all", lambda r: r.counts["bytes_down"] / 1e6),
         (samples, lambda r: sum(r.counts["samples"].values())),
-        ("Hessian products, in all", _hessian_products),
+        (
+            "Hessian products, in all",
+            lambda r: r.counts["calls"].get("hessian_product", 0),
+        ),
         ("seconds to compile", lambda r: r.seconds["compile"]),
         ("seconds to run", lambda r: r.seconds["run"]),
     ]
@@ -116,10 +119,6 @@ def cost_rows(results: Sequence[Result]) -> list[tuple[str, Callable[[Result], A
 
 def _per_client(kind: str) -> Callable[[Result], Any]:
     return lambda result: result.counts["per_client_and_round"][kind]
-
-
-def _hessian_products(result: Result) -> Any:
-    return result.counts["calls"].get("hessian_product", 0)
 
 
 def ranking_table(

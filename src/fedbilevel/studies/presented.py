@@ -56,8 +56,7 @@ class Presented:
         beginning, here as in `plot` and `report`.
         """
         needed("rich", _EXTRA)
-        from fedbilevel.report.page.sections import ranking_grid
-        from fedbilevel.report.page.words import standings_of
+        from fedbilevel.report.page.sections import ranking_grid, standings_of
 
         saved = self._saved(target)
         return ranking_grid(saved, *standings_of(saved)).as_latex()

@@ -8,33 +8,31 @@ program run. Plotly's program is packed, or a page would have five megabytes.
 import base64
 import gzip
 import hashlib
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from fedbilevel.errors import needed
-from fedbilevel.report.page import sections, words
-from fedbilevel.report.page.figures import curves_of
-from fedbilevel.report.page.holdings import who_holds_what
+from fedbilevel.report.drawing import axes_of, cost_scale, mean_costs, value_scale
+from fedbilevel.report.page import sections
 from fedbilevel.report.page.pictures import pictures_of
-from fedbilevel.report.page.quality import quality_pictures
+from fedbilevel.report.page.sites import quality_pictures, who_holds_what
 from fedbilevel.result import to_plain
 from fedbilevel.saved import Saved
+from fedbilevel.standings import FEWEST, sample_bound, t_quantile
 
 MARK = "<!doctype html><!-- a report of fedbilevel -->"
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A line of the list: a run that can be read, or why it cannot."""
-
-    name: str
-    saved: Saved | None
-    problem: str = ""
+_COSTS = {"round", "exchanges", "bytes", "samples"}
+# Of all columns and seeds together: with ten characters each, two megabytes.
+_MOST_NUMBERS = 200_000
+_UNWRITABLE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) -> str:
@@ -43,7 +41,7 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
     `command` is what repeats it. With `refresh` a browser asks again after so many
     seconds, while a run is not finished.
     """
-    standings, target = words.standings_of(saved)
+    standings, target = sections.standings_of(saved)
     if standings:
         # The best is first everywhere, also where it is a color or a column.
         ordered = {one.algorithm: saved.results[one.algorithm] for one in standings}
@@ -66,14 +64,14 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
     plotly, digest = _plotly()
     return MARK + _filled(
         "page.html",
-        title=words.title_of(saved),
+        title=sections.title_of(saved),
         refresh=refresh,
         policy=_policy(digest, _digest(_asset("page.js").encode())),
         saved=saved,
         standings=standings,
         target=target,
-        lowest=words.lowest(saved.every[0].columns[saved.headline]),
-        still=words.still(saved),
+        lowest=sections.lowest(saved.every[0].columns[saved.headline]),
+        still=sections.still(saved),
         curves=curves,
         grid=grid,
         # The first table of a comparison has one metric only.
@@ -89,9 +87,64 @@ def write_page(saved: Saved, command: str | None = None, *, refresh: int = 0) ->
     )
 
 
-def write_listing(title: str, lines: Sequence[Listed], refresh: int) -> str:
-    """Return the list; a browser asks again after `refresh` seconds."""
-    rows = [_line(one) for one in lines]
+def curves_of(saved: Saved, target: float | None) -> dict[str, Any]:
+    """Return what the curves of a page are drawn from."""
+    every = saved.every
+    axes = axes_of(every)
+    numbers = sum(column.size for one in every for column in one.columns.values())
+    step = math.ceil(numbers / _MOST_NUMBERS)
+    shared = [n for n in every[0].columns if all(n in one.columns for one in every)]
+    metrics = sorted(set(shared) - _COSTS)
+    return {
+        "headline": saved.headline,
+        "target": target,
+        "bound": sample_bound(every),
+        "step": step,
+        "axes": {
+            axis: cost_scale([mean_costs(m, axis)[-1] for m in saved.results.values()])
+            for axis in axes
+        },
+        "metrics": {
+            name: value_scale(name, np.concatenate([o.from_start[name] for o in every]))
+            for name in metrics
+        },
+        # Times the deviation of seeds: half of an interval.
+        "intervals": {
+            name: t_quantile(len(many) - 1) / len(many) ** 0.5
+            for name, many in saved.results.items()
+            if len(many) >= FEWEST
+        },
+        "runs": [
+            {
+                "name": name,
+                "seed": result.config.get("seed"),
+                "seconds": float(result.seconds["run"]),
+                "columns": {n: thinned(c, step) for n, c in result.from_start.items()},
+            }
+            for name, many in saved.results.items()
+            for result in many
+        ],
+    }
+
+
+def thinned(column: np.ndarray, step: int) -> list[Any]:
+    """Return one of every `step` numbers, the last among them.
+
+    They have as many digits as distinguish them in their precision. What JSON cannot
+    write is text that JavaScript reads as a number.
+    """
+    some = column[::-1][::step][::-1]
+    if some.dtype.kind != "f":
+        return [int(value) for value in some]
+    return [_UNWRITABLE.get(text) or float(text) for text in map(str, some)]
+
+
+def write_listing(title: str, runs: Mapping[str, Saved | str], refresh: int) -> str:
+    """Return the list of runs, each as it was read, or why it cannot be.
+
+    A browser asks again after `refresh` seconds.
+    """
+    rows = [_line(name, saved) for name, saved in runs.items()]
     about = {"title": f"Runs in {title}", "refresh": refresh}
     return "<!doctype html>" + _filled("listing.html", lines=rows, **about)
 
@@ -101,29 +154,29 @@ def write_sentence(sentence: str) -> str:
     return "<!doctype html>" + _filled("sentence.html", title=sentence, refresh=0)
 
 
-def _line(one: Listed) -> dict[str, str]:
-    if one.saved is None:
-        return {"name": one.name, "problem": one.problem}
+def _line(name: str, saved: Saved | str) -> dict[str, str]:
+    if isinstance(saved, str):
+        return {"name": name, "problem": saved}
     try:
-        return _about_run(one.name, one.saved)
+        return _about_run(name, saved)
     except Exception as error:  # what one folder holds must not hide the others
         problem = f"it is damaged: {type(error).__name__}: {error}."
-        return {"name": one.name, "problem": problem}
+        return {"name": name, "problem": problem}
 
 
 def _about_run(name: str, saved: Saved) -> dict[str, str]:
-    standings, _ = words.standings_of(saved)
+    standings, _ = sections.standings_of(saved)
     last = saved.every[0].columns[saved.headline][-1]
     rounds = max(int(one.columns["round"][-1]) for one in saved.every)
     return {
         "name": name,
         "problem": "",
         "address": "/run/" + quote(name),
-        "title": words.title_of(saved),
+        "title": sections.title_of(saved),
         "state": "not finished" if saved.unfinished else "finished",
-        "rounds": words.amount(rounds),
+        "rounds": sections.amount(rounds),
         "metric": saved.headline,
-        "value": words.amount(standings[0].mean if standings else last),
+        "value": sections.amount(standings[0].mean if standings else last),
     }
 
 
@@ -140,7 +193,12 @@ def _templates() -> Any:
     made = library.Environment(loader=loader, autoescape=True, undefined=strict)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
-    shown = (words.amount, words.listed, words.mean_and_margin, words.meaning)
+    shown = (
+        sections.amount,
+        sections.listed,
+        sections.mean_and_margin,
+        sections.meaning,
+    )
     made.filters.update({one.__name__: one for one in shown})
     return made
 

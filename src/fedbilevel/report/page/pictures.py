@@ -9,9 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from fedbilevel.report.drawing import png_address
-from fedbilevel.report.page.figures import bars
-from fedbilevel.report.page.sections import Grid
-from fedbilevel.report.page.words import amount, short
+from fedbilevel.report.page.sections import Grid, amount, short
 from fedbilevel.result import Result
 from fedbilevel.saved import Saved
 
@@ -33,6 +31,24 @@ class Picture:
     grids: Sequence[Grid] = ()
     bars: Mapping[str, Any] | None = None
     images: Sequence[tuple[str, str]] = ()
+
+
+def bars(
+    identity: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    axis: str,
+    *,
+    stacked_up: bool = False,
+) -> dict[str, Any]:
+    """Return a picture of horizontal bars: for each label one of every series."""
+    return {
+        "id": identity,
+        "labels": list(labels),
+        "series": {name: [float(v) for v in many] for name, many in series.items()},
+        "axis": axis,
+        "stacked": stacked_up,
+    }
 
 
 def pictures_of(saved: Saved, best: str) -> list[Picture]:

@@ -125,7 +125,7 @@ class KeyFiles:
 
 
 @dataclass(frozen=True)
-class Signatures:
+class Signatures(wire.Seal):
     """The seal of one side: it signs with its own key, and knows those of its peers.
 
     `own` is the number under which it signs, that of a client or EVERYONE for the

@@ -60,8 +60,8 @@ def ask(
     Clients that were late before are waited for no longer than the others took, and as
     long again. A client whose process is a new one is asked a second time.
     """
-    answers = _ask_once(roster, clients, request_for, read, largest)
-    again = []
+    answers, again = Answers(), []
+    _ask_once(answers, roster, clients, request_for, read, largest)
     for client, refusal in answers.refused.items():
         if refusal.reason in ("unknown", "federation"):
             # Its process is a new one: it holds nothing, or forgot the hello.
@@ -70,26 +70,22 @@ def ask(
         if refusal.reason == "federation":
             roster.again(client)
     if again:
-        more = _ask_once(roster, again, request_for, read, largest)
-        answers.taken |= more.taken
-        answers.refused = {
-            client: refusal
-            for client, refusal in (answers.refused | more.refused).items()
-            if client not in more.taken
-        }
-        answers.traffic += more.traffic
+        _ask_once(answers, roster, again, request_for, read, largest)
+    for client in answers.taken:
+        answers.refused.pop(client, None)
     answers.came = len(answers.taken)
     return answers
 
 
 def _ask_once(
+    answers: Answers,
     roster: Roster,
     clients: list[int],
     request_for: RequestFor,
     read: Read,
     largest: int,
-) -> Answers:
-    answers = Answers()
+) -> None:
+    """Add what clients answer to `answers`."""
     roster.refresh()
     reached, number = roster.reachable(clients), roster.next_number()
 
@@ -119,7 +115,6 @@ def _ask_once(
             answers.refused[client], told = refusal_of(error)
             if not isinstance(error, RefusedError):
                 roster.report(f"client {client}: {told}")
-    return answers
 
 
 def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, Header]:

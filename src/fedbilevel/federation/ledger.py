@@ -301,9 +301,8 @@ class SiteLedger:
             if last is not None:
                 raise RefusedError("measured", "this federation was concluded before")
             self._count_measurement(before)
-            self.spent.concluded = _newest(
-                self.spent.concluded, header.federation, about
-            )
+            known = self.spent.concluded
+            self.spent.concluded = _newest(known, header.federation, about)
 
     def remark(self) -> str:
         """Say to the operator what was released before, under noise."""

@@ -137,9 +137,8 @@ class MaskedServer:
             reasons = {refusal.reason for refusal in answers.refused.values()}
             if "cohort" in reasons and self._opened and not self._bound:
                 self._bound = True
-                self.roster.report(
-                    f"sums continue over {sorted(self._opened)}, {_APART}"
-                )
+                among = sorted(self._opened)
+                self.roster.report(f"sums continue over {among}, {_APART}")
             else:
                 self._failures.append(suspects)
                 self._avoided = set(error.suspects)

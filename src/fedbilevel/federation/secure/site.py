@@ -104,9 +104,8 @@ class SiteSecrets:
         survivors = info.get("survivors")
         if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
             raise RefusedError("announcement", "does not name the set in the sum")
-        announced = Announcement.read(
-            {k: v for k, v in info.items() if k != "survivors"}
-        )
+        rest = {k: v for k, v in info.items() if k != "survivors"}
+        announced = Announcement.read(rest)
         before = self.site.records.get(announced.number)
         if before is None:
             why = "this site sent no reply to it, or forgot it"

@@ -89,9 +89,7 @@ def _ask_once(
     roster.refresh()
     reached, number = roster.reachable(clients), roster.next_number()
 
-    requests = {
-        client: request_for(client, roster.members[client]) for client in reached
-    }
+    requests = {k: request_for(k, roster.members[k]) for k in reached}
     headers = _addressed(requests, number)
     # Sealed once for all clients with the same request.
     sealed = {

@@ -169,14 +169,9 @@ class FederationRuntime(Runtime):
                 return state, min(answers.refused)
             if exchanges.enough(answers, asked):
                 exchanges.settled()
-                self.made(
-                    {
-                        "exchange": number,
-                        "seconds": time.monotonic() - began,
-                        "took_part": sorted(answers.taken),
-                        "asked": len(asked),
-                    }
-                )
+                made = {"exchange": number, "seconds": time.monotonic() - began}
+                made |= {"took_part": sorted(answers.taken), "asked": len(asked)}
+                self.made(made)
                 return self._take_in(state, question, answers), None
             exchanges.pause(answers)
 
@@ -249,12 +244,11 @@ class FederationRuntime(Runtime):
         if clients:
             where = (exchanges, header, state.server, self._stand(state))
             answers = self._answered(lambda: measure(*where), _DECLINED.intersection)
-        own = server_columns(self.job, state.server)
-        known = {name: np.asarray(value) for name, value in own.items()}
-        if not answers.taken:
-            return {**known, **{name: np.asarray(np.nan) for name in names}}
-        clients = sorted(answers.taken)
-        values = [answers.taken[client] for client in clients]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
-        mean = weighted_mean(stacked, exchanges.weights(clients))
-        return {**known, **{name: np.asarray(value) for name, value in mean.items()}}
+        mean = dict.fromkeys(names, np.nan)
+        if answers.taken:
+            clients = sorted(answers.taken)
+            values = [answers.taken[client] for client in clients]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+            mean = weighted_mean(stacked, exchanges.weights(clients))
+        found = {**server_columns(self.job, state.server), **mean}
+        return {name: np.asarray(value) for name, value in found.items()}

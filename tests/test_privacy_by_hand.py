@@ -27,7 +27,7 @@ from fedbilevel.federation.ledger import (
     read_releases,
     write_releases,
 )
-from fedbilevel.federation.spent import Spent
+from fedbilevel.federation.own_rows import Spent
 from fedbilevel.runtime import privacy
 from fedbilevel.runtime.job import ABSENT
 from fedbilevel.runtime.privacy import (

@@ -343,10 +343,8 @@ class SecureSite:
 
     def _secret(self, other: int) -> bytes:
         if other not in self._secrets:
-            pair = (self.client, other)
-            self._secrets[other] = masks.pair_secret(
-                self._keys, self.federation, self._roster, pair
-            )
+            known = (self._keys, self.federation, self._roster)
+            self._secrets[other] = masks.pair_secret(*known, (self.client, other))
         return self._secrets[other]
 
 

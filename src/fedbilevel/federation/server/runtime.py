@@ -25,6 +25,7 @@ from fedbilevel.federation.server.guard import require_finite
 from fedbilevel.federation.server.measuring import conclude, measure, willing
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
+from fedbilevel.federation.wire import Header
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
@@ -139,10 +140,7 @@ class FederationRuntime(Runtime):
         """
         if not willing(self.exchanges, "concludes"):
             return {}
-        header = self.roster.header(
-            "conclude", round=rounds, exchange=len(state.attendance)
-        )
-        where = (self.exchanges, header, state.server, self._stand(state))
+        where = self._point(state, "conclude", rounds)
         # The run is over, whatever was wrong with what they report.
         answers = self._answered(lambda: conclude(*where, self._concludes), bool)
         return dict(sorted(answers.taken.items()))
@@ -214,6 +212,13 @@ class FederationRuntime(Runtime):
     def _stand(self, state: Federated) -> Stand:
         return lambda client: (int(state.accepted[client]), int(self._durable[client]))
 
+    def _point(
+        self, state: Federated, kind: str, rounds: int
+    ) -> tuple[Exchanges, Header, PyTree, Stand]:
+        """Return what asks sites about the server's point after so many rounds."""
+        header = self.roster.header(kind, round=rounds, exchange=len(state.attendance))
+        return self.exchanges, header, state.server, self._stand(state)
+
     def _answered(
         self, ask: Callable[[], Answers], ends: Callable[[set[str]], object]
     ) -> Answers:
@@ -237,12 +242,9 @@ class FederationRuntime(Runtime):
                 f"{', '.join(names)}; norms of gradients are not measured, since "
                 "gradients stay at their sites"
             )
-        header = self.roster.header(
-            "measure", round=index + 1, exchange=len(state.attendance)
-        )
         answers = Answers()
         if clients:
-            where = (exchanges, header, state.server, self._stand(state))
+            where = self._point(state, "measure", index + 1)
             answers = self._answered(lambda: measure(*where), _DECLINED.intersection)
         mean = dict.fromkeys(names, np.nan)
         if answers.taken:

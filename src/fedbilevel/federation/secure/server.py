@@ -81,7 +81,11 @@ class MaskedServer:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
-        return Announcement.of(self.roster, number, present, self._repeats[1])
+        said = {str(k): self.roster.members[k].info for k in present}
+        keys = {k: str(info.get("key", "")) for k, info in said.items()}
+        signatures = {k: str(info.get("signature", "")) for k, info in said.items()}
+        rest = (keys, signatures, self._repeats[1])
+        return Announcement(number, sorted(present), *rest)
 
     def goes_on(self, clients: set[int]) -> None:
         """Take the sites of the last sum, which another process may have opened."""

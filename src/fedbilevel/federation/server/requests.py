@@ -88,15 +88,17 @@ def _ask_once(
     """Add what clients answer to `answers`."""
     roster.refresh()
     reached, number = roster.reachable(clients), roster.next_number()
-
-    requests = {k: request_for(k, roster.members[k]) for k in reached}
-    headers = _addressed(requests, number)
-    # Sealed once for all clients with the same request.
-    sealed = {
-        request: wire.pack(header, request.leaves, request.known, roster.seal)
-        for request, header in headers.items()
-    }
-    packets = {client: sealed[request] for client, request in requests.items()}
+    asked: dict[Request, list[int]] = {}
+    for client in reached:
+        asked.setdefault(request_for(client, roster.members[client]), []).append(client)
+    headers, sealed = {}, {}
+    for request, some in asked.items():
+        header = replace(request.header, number=number, addressees=wire.mask_of(some))
+        # Sealed once for all clients with the same request.
+        packet = wire.pack(header, request.leaves, request.known, roster.seal)
+        headers |= dict.fromkeys(some, header)
+        sealed |= dict.fromkeys(some, packet)
+    packets = {client: sealed[client] for client in reached}
     for packet in packets.values():
         length = int.from_bytes(packet[4 : wire.START_BYTES], "big")
         overhead = wire.START_BYTES + roster.seal.size + length
@@ -107,25 +109,12 @@ def _ask_once(
         try:
             header, listed, body = wire.unpack(answer, largest, roster.seal)
             answers.traffic[2] += length - len(body)
-            _check(header, client, headers[requests[client]])
+            _check(header, client, headers[client])
             answers.taken[client] = read(client, header.info or {}, listed, body)
         except Exception as error:
             answers.refused[client], told = refusal_of(error)
             if not isinstance(error, RefusedError):
                 roster.report(f"client {client}: {told}")
-
-
-def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, Header]:
-    """Return the headers that are sent: with a number and their addressees."""
-    asked: dict[Request, list[int]] = {}
-    for client, request in requests.items():
-        asked.setdefault(request, []).append(client)
-    return {
-        request: replace(
-            request.header, number=number, addressees=wire.mask_of(clients)
-        )
-        for request, clients in asked.items()
-    }
 
 
 def _check(header: Header, client: int, sent: Header) -> None:

@@ -36,7 +36,7 @@ from fedbilevel.deployment.superlink import KEPT, SuperLink
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.federated import ATTENDANCE, RELEASES, replay
 from fedbilevel.federation import Terms
-from fedbilevel.federation.spent import Spent
+from fedbilevel.federation.own_rows import Spent
 from fedbilevel.result import Result
 from fedbilevel.runtime import configure
 from fedbilevel.runtime.job import ABSENT

@@ -33,11 +33,7 @@ from fedbilevel.channels import (
     TrimmedMean,
     count_blocks,
 )
-from fedbilevel.channels.accountant import (
-    epsilon,
-    epsilon_of_events,
-    epsilon_of_releases,
-)
+from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.channels import read_channel
@@ -529,10 +525,7 @@ def test_epsilon_of_all_exchanges_adds_up():
     assert epsilon(6.0, 4, 50, 8, 8, DELTA, present=2) == alone
     both, events = [1] * 25 + [4] * 25, ((3.0, 25), (1.5, 25))
     assert epsilon(3.0, both, 50, 8, 8, DELTA) == direct_epsilon(*events)
-    assert epsilon_of_releases(3.0, {(1, 8): 25, (4, 8): 25}, 8, DELTA) == (
-        direct_epsilon(*events)
-    )
-    assert epsilon_of_releases(3.0, {(0, 8): 25}, 8, DELTA) == 0
+    assert epsilon(3.0, 0, 25, 8, 8, DELTA) == 0
     accountant = RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )

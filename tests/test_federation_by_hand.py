@@ -11,7 +11,7 @@ import pytest
 from fedbilevel._types import Pair
 from fedbilevel.channels import Mean, Privacy, SecureMean
 from fedbilevel.channels import discrete_gaussian as discrete
-from fedbilevel.channels._vectors import share_of
+from fedbilevel.channels.coders import share_of
 from fedbilevel.errors import CheckpointError, InvalidInputError, UnmaskingError
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation import noise as noise_module

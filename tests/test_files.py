@@ -140,7 +140,7 @@ def test_damaged_keys_are_put_aside_and_told(tmp_path, content):
     path.write_bytes(content)
     with pytest.warns(DamagedFileWarning, match="f.keys.json is damaged.*put aside"):
         secrets = SiteSecrets("f", 0, tmp_path, Cohorts(2))
-    assert len(secrets.keys.public_bytes) == 32 and secrets.records == {}
+    assert len(secrets.keys.public_bytes) == 32 and secrets.site.records == {}
     assert not path.exists()
     assert path.with_suffix(".damaged").read_bytes() == content
 

@@ -194,7 +194,7 @@ def site_target(job) -> Target:
     net, last = run_of(job)
     site = net.sites[10]
     held, secrets = site.checkpoints[FEDERATION], site._secrets[FEDERATION]
-    kept, leaves, records = dict(held.kept), dict(site._held), dict(secrets.records)
+    kept, leaves, records = dict(held.kept), dict(site._held), secrets.site.records
     # As before all requests, so that each of them is new.
     newest = replace(held.newest, number=0)
     told = {name: copy.deepcopy(getattr(site.ledger, name)) for name in LEDGER}
@@ -202,7 +202,7 @@ def site_target(job) -> Target:
     def restore():
         # Numbers only grow: a packet that was taken ends all before it.
         site._secrets = {FEDERATION: secrets}
-        secrets.records, secrets._site = dict(records), None
+        secrets.site.records = dict(records)
         site.checkpoints = {FEDERATION: held}
         held.kept, held.newest, site._held = dict(kept), newest, dict(leaves)
         site._answered = (None, b"")

@@ -327,7 +327,7 @@ def test_a_site_refuses_what_no_server_says(masked, how):
     assert answer["kind"] == "refused" and answer["info"]["reason"] != "internal"
     assert state_of(masked) == before
     # The next one is answered as if nothing had been.
-    last = max(masked.site._secrets_of(FEDERATION).records)
+    last = max(masked.site._secrets_of(FEDERATION).site.records)
     again = with_info(masked.exchange, number=last + 1)
     assert kind_of(masked.site.handle(again)) == "exchange"
 

@@ -19,11 +19,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.channels import Mean, Median, Privacy, TopK
-from fedbilevel.channels.accountant import (
-    epsilon,
-    epsilon_of_events,
-    epsilon_of_releases,
-)
+from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.federation.ledger import (
     ServerReleases,
@@ -31,7 +27,7 @@ from fedbilevel.federation.ledger import (
     read_releases,
     write_releases,
 )
-from fedbilevel.federation.spent import Spent
+from fedbilevel.federation.own_rows import Spent
 from fedbilevel.runtime import privacy
 from fedbilevel.runtime.job import ABSENT
 from fedbilevel.runtime.privacy import (
@@ -95,8 +91,7 @@ def test_blocks_and_absent_sites_take_noise_away():
     assert epsilon(3.0, 1, 2, 8, 8, DELTA, 2) == near(exact(1.5, 1.5))
     found = epsilon(3.0, [1, 4, 1], 3, 8, 8, DELTA, [8, 8, 2])
     assert found == near(exact(3.0, 1.5, 1.5))
-    releases = {(4, 5): 2, (1, 5): 1, (0, 5): 7, (9, 5): 0}
-    found = epsilon_of_releases(3.0, releases, 5, DELTA)
+    found = epsilon(3.0, [4, 4, 1, *[0] * 7], 10, 5, 5, DELTA)
     assert found == near(exact(1.5, 1.5, 3.0))
 
 
@@ -370,8 +365,6 @@ def test_a_written_release_is_read_only_if_it_can_be_one(change, taken, tmp_path
 
 def test_delta_and_noise_must_be_in_range():
     for noise, delta in ((0.0, DELTA), (-1.0, DELTA), (1.0, 0.0), (1.0, 1.0)):
-        with pytest.raises(InvalidInputError, match="there is an epsilon for noise"):
-            epsilon_of_releases(noise, {(1, 1): 1}, 1, delta)
         with pytest.raises(InvalidInputError, match="there is an epsilon for noise"):
             epsilon(noise, 1, 1, 1, 1, delta)
     with pytest.raises(InvalidInputError, match="delta=1"):

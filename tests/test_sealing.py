@@ -92,7 +92,7 @@ def read(packet: bytes) -> tuple[Header, list, memoryview]:
     return unpack(packet, MOST, _Whoever())
 
 
-class _Whoever:
+class _Whoever(Seal):
     """A seal that believes everybody."""
 
     size = Signatures.size

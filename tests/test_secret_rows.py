@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedbilevel.experiments.channels import read_channel
-from fedbilevel.federation.draws import Draws
 from fedbilevel.federation.secure.layout import context_of, question_of
+from fedbilevel.federation.site_work import Draws
 from fedbilevel.federation.wire import Header, digest, unpack, unpack_start
 from fedbilevel.problem.losses import Batch
 from fedbilevel.runtime import execute, keys

@@ -282,20 +282,23 @@ def test_a_site_remembers_eight_answers_over_restarts(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     for number in range(1, 10):
         masked(first, number, str(number))
-    assert sorted(first.records) == list(range(2, 10))
+    assert sorted(first.site.records) == list(range(2, 10))
     again = SiteSecrets("f", 0, tmp_path, Cohorts(2))
     assert again.keys.private_bytes == first.keys.private_bytes
-    assert again.records == first.records
+    assert again.site.records == first.site.records
     info = {**announced(again, 9), "survivors": [0, 1]}
     tags = again.confirm(info)
     np.testing.assert_array_equal(first.confirm(info), tags)
     third = SiteSecrets("f", 0, tmp_path, Cohorts(2))
-    assert third.records[9].survivors == (0, 1) and third.records[8].survivors == ()
+    assert (
+        third.site.records[9].survivors == (0, 1)
+        and third.site.records[8].survivors == ()
+    )
     assert refusal(third.confirm, {**info, "survivors": [0, 1, 2]}).startswith("mask")
     told = refusal(third.confirm, {**announced(third, 1), "survivors": [0, 1]})
     assert told == "mask: exchange 1: this site sent no reply to it, or forgot it"
     assert refusal(masked, third, 9).startswith("mask: client 0, exchange 9: a reply")
-    assert SiteSecrets("g", 0, tmp_path, Cohorts(2)).records == {}
+    assert SiteSecrets("g", 0, tmp_path, Cohorts(2)).site.records == {}
 
 
 def test_an_answered_question_is_confirmed_in_one_sum():
@@ -305,7 +308,7 @@ def test_an_answered_question_is_confirmed_in_one_sum():
     secrets.confirm({**announced(secrets, 1), "survivors": [0, 1]})
     told = refusal(secrets.confirm, {**announced(secrets, 2), "survivors": [0, 2]})
     assert told.startswith("cohort: client 0, exchange 2: it was answered in a sum")
-    assert secrets.records[2].survivors == ()
+    assert secrets.site.records[2].survivors == ()
 
 
 @pytest.mark.parametrize("survivors", [None, "01", [True, 1], [0, 1.0], {0: 1}])

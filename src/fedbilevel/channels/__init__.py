@@ -3,11 +3,11 @@
 They know nothing of algorithms, and no algorithm knows of them.
 """
 
-from fedbilevel.channels._vectors import change_blocks as change_blocks
-from fedbilevel.channels._vectors import count_blocks as count_blocks
-from fedbilevel.channels._vectors import vector_shapes as vector_shapes
 from fedbilevel.channels.channel import PLAIN as PLAIN
 from fedbilevel.channels.channel import Channel as Channel
+from fedbilevel.channels.channel import change_blocks as change_blocks
+from fedbilevel.channels.channel import count_blocks as count_blocks
+from fedbilevel.channels.channel import vector_shapes as vector_shapes
 from fedbilevel.channels.coders import AbstractCoder as AbstractCoder
 from fedbilevel.channels.coders import BFloat16 as BFloat16
 from fedbilevel.channels.coders import Privacy as Privacy

@@ -23,7 +23,7 @@ than 1e-9 (1 + e^epsilon) of delta.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -55,25 +55,15 @@ def epsilon(
     kinds = Counter(
         zip(np.broadcast_to(blocks, exchanges).tolist(), shares.tolist(), strict=True)
     )
-    bounds = [epsilon_of_releases(noise, kinds, participants, delta)]
+    events = [
+        (noise * math.sqrt(share / participants / count), times)
+        for (count, share), times in kinds.items()
+        if count
+    ]
+    found = epsilon_of_events(events, delta)
     if participants < clients and present is None:
-        events = _events(noise, kinds, participants)
-        bounds.append(_drawn(events, participants, clients, delta))
-    return min(bounds)
-
-
-def epsilon_of_releases(
-    noise: float,
-    releases: Mapping[tuple[int, int], int],
-    participants: int,
-    delta: float,
-) -> float:
-    """Return the epsilon of releases, counted by (blocks, shares of noise in the sum).
-
-    `participants` is of how many shares the noise was to consist.
-    """
-    _check(noise, delta)
-    return epsilon_of_events(_events(noise, releases, participants), delta)
+        found = min(found, _drawn(events, participants, clients, delta))
+    return found
 
 
 def epsilon_of_events(events: Sequence[tuple[float, int]], delta: float) -> float:
@@ -103,17 +93,6 @@ def _check(noise: float, delta: float) -> None:
             f"noise={noise:g}, delta={delta:g}: there is an epsilon for noise above 0 "
             "and delta between 0 and 1."
         )
-
-
-def _events(
-    noise: float, kinds: Mapping[tuple[int, int], int], participants: int
-) -> list[tuple[float, int]]:
-    """Return noise multipliers, and how often each was used."""
-    return [
-        (noise * math.sqrt(share / participants / count), times)
-        for (count, share), times in kinds.items()
-        if count and times
-    ]
 
 
 def _drawn(

@@ -1,15 +1,24 @@
-"""A channel: how messages are coded, and how replies become one."""
+"""A channel: how messages are coded, and how replies become one.
 
+Blocks of a reply are clipped, thinned out or scaled as one vector each. A block is one
+field of a `Pair` or a `Triple`: x, y or z of a point, or of a direction, with all its
+leaves. Arrays that a reply holds outside of them are one block together: phases that
+send a single x or y send it bare. Single numbers beside them are another.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, PyTree
 
+from fedbilevel._blocks import leaf_numbers
 from fedbilevel._types import Key
-from fedbilevel.channels import _vectors
 from fedbilevel.channels.coders import AbstractCoder, BFloat16, Privacy, Protected
 from fedbilevel.channels.reductions import AbstractReduction, Mean
 from fedbilevel.errors import InvalidInputError
@@ -113,7 +122,7 @@ class Channel(eqx.Module):
         def rounded(leaf: Array) -> Array:
             return rounding.rounded(leaf) if leaf.dtype.itemsize > 2 else leaf
 
-        return _vectors.change_numbers(message, rounded)
+        return change_numbers(message, rounded)
 
     def received(self, coded: PyTree, like: PyTree) -> PyTree:
         """Return the message that arrives; `like` has its types."""
@@ -133,16 +142,16 @@ class Channel(eqx.Module):
     def _blocks(self, like: PyTree) -> list[tuple[Any, tuple[AbstractCoder, ...]]]:
         """Return each block's shape and coders: single numbers are not compressed."""
         some = tuple(coder for coder in self.coders if not coder.compresses)
-        single = _vectors.are_single_numbers(like)
+        single = are_single_numbers(like)
         coders = [some if alone else self.coders for alone in single]
-        return list(zip(_vectors.vector_shapes(like), coders, strict=True))
+        return list(zip(vector_shapes(like), coders, strict=True))
 
     def encode(self, change: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         """Return exactly what travels, and what the client remembers then."""
         if not self.coders:
             return change, memory
         coded, held = [], []
-        vectors = _vectors.to_vectors(change)
+        vectors = to_vectors(change)
         blocks = zip(vectors, self._blocks(change), memory, strict=True)
         for number, (vector, (_, coders), kept) in enumerate(blocks):
             mine, after = jr.fold_in(key, number), []
@@ -162,7 +171,7 @@ class Channel(eqx.Module):
             for coder in reversed(coders):
                 vector = coder.decode(vector, shape)
             vectors.append(vector)
-        return _vectors.from_vectors(vectors, like)
+        return from_vectors(vectors, like)
 
     def why_impossible(self, coded: PyTree, like: PyTree) -> str:
         """Return what no client could have coded, or nothing; `like` as in `decode`."""
@@ -192,3 +201,64 @@ class Channel(eqx.Module):
 
 
 PLAIN = Channel()
+
+
+def count_blocks(tree: PyTree) -> int:
+    """Return the number of blocks."""
+    return len(leaf_numbers(tree))
+
+
+def to_vectors(tree: PyTree) -> list[Array]:
+    """Return each block as one vector, of the widest type among its leaves."""
+    leaves = jax.tree.leaves(tree)
+    vectors = []
+    for numbers in leaf_numbers(tree):
+        block = [leaves[number] for number in numbers]
+        kind = max((leaf.dtype for leaf in block), key=lambda one: one.itemsize)
+        vectors.append(jnp.concatenate([leaf.ravel().astype(kind) for leaf in block]))
+    return vectors
+
+
+def vector_shapes(tree: PyTree) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of these vectors, from arrays or from their shapes."""
+    return jax.eval_shape(to_vectors, tree)
+
+
+def are_single_numbers(tree: PyTree) -> list[bool]:
+    """Say of each block whether it has no array: a scalar x, or a curvature."""
+    leaves = jax.tree.leaves(tree)
+    return [
+        all(np.ndim(leaves[number]) == 0 for number in numbers)
+        for numbers in leaf_numbers(tree)
+    ]
+
+
+def change_numbers(tree: PyTree, change: Callable[[Array], Array]) -> PyTree:
+    """Return a tree in which leaves of real numbers are replaced, but single numbers.
+
+    Whole numbers, and blocks that have no array, stay as they are.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    blocks = zip(leaf_numbers(tree), are_single_numbers(tree), strict=True)
+    for number in [n for numbers, alone in blocks if not alone for n in numbers]:
+        if jnp.issubdtype(leaves[number].dtype, jnp.floating):
+            leaves[number] = change(leaves[number])
+    return jax.tree.unflatten(structure, leaves)
+
+
+def from_vectors(vectors: list[Array], like: PyTree) -> PyTree:
+    """Put the vectors of all blocks back into a tree of these shapes."""
+    shapes, structure = jax.tree.flatten(like)
+    leaves: list[Any] = [None] * len(shapes)
+    for vector, numbers in zip(vectors, leaf_numbers(like), strict=True):
+        first = 0
+        for number in numbers:
+            shape, last = shapes[number], first + shapes[number].size
+            part = vector[first:last].reshape(shape.shape)
+            leaves[number], first = part.astype(shape.dtype), last
+    return jax.tree.unflatten(structure, leaves)
+
+
+def change_blocks(tree: PyTree, change: Callable[[Array], Any]) -> PyTree:
+    """Return a tree in which every block, as one vector, is replaced by another."""
+    return from_vectors([change(vector) for vector in to_vectors(tree)], tree)

@@ -12,11 +12,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel._types import Key, Scalar
-from fedbilevel.channels._vectors import share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number, is_known
 
 Vector = Float[Array, " size"]
+_ROUNDING = 1e-9  # so that 0.1 of 30 is 3, though 0.1 * 30 > 3 in floating point
+
+
+def share_of(fraction: float, count: int) -> int:
+    """Return the least whole number that is at least this fraction of `count`."""
+    return math.ceil(fraction * count - _ROUNDING)
 
 
 class AbstractCoder(eqx.Module):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fedbilevel.channels._vectors import share_of
+from fedbilevel.channels.coders import share_of
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.schedules import as_number
 

@@ -35,12 +35,9 @@ from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto import runtime_pb2
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import interceptors
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-)
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -277,11 +274,12 @@ class _Bearer:
 
 
 def _client(address: str, root: bytes | None, *more: Any) -> RuntimeHttpClient:
+    version = interceptors.RuntimeVersionHttpInterceptor("flwr-serverapp")
     return RuntimeHttpClient.from_server_address(
         address,
         insecure=root is None,
         root_certificates=root,
-        interceptors=[RuntimeVersionHttpInterceptor("flwr-serverapp"), *more],
+        interceptors=[version, *more],
         retry_invoker=make_simple_http_retry_invoker(),
     )
 
@@ -305,7 +303,8 @@ def main(arguments: Sequence[str]) -> None:
     token = _task_token(asking, int(run))
     asking.close()
     grid = HttpGrid(address, root is None, root, token=token)
-    client = _client(address, root, bearer, RuntimeTokenHttpInterceptor(token))
+    known = interceptors.RuntimeTokenHttpInterceptor(token)
+    client = _client(address, root, bearer, known)
     grid._client = client
     HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
     given = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())

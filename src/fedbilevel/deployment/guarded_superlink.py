@@ -38,10 +38,7 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
         """Pass a call on, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        status = self._refusal(scope)
+        status = None if scope["type"] == "lifespan" else self._refusal(scope)
         if status is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":

@@ -15,6 +15,7 @@ from fedbilevel._files import make_private_folder
 from fedbilevel.deployment import launch
 from fedbilevel.errors import FedbilevelError, InvalidInputError
 
+_BEGIN = 60.0  # seconds that a process has to listen at its port
 _ENOUGH = 15.0  # seconds that a process has to end when asked
 TOKEN = "FEDBILEVEL_TOKEN"  # the name of the variable; other users cannot read it
 USER_ERROR = 2  # the exit status of a command that cannot be used as given
@@ -175,13 +176,10 @@ def listens(address: str) -> bool:
 
 
 def wait_for_port(
-    address: str,
-    process: Process,
-    seconds: float = 60.0,
-    look: Callable[[], None] = lambda: None,
+    address: str, process: Process, look: Callable[[], None] = lambda: None
 ) -> None:
     """Wait until somebody listens at an address; `look` is called often, may raise."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _BEGIN
     while process.alive and time.monotonic() < end:
         if listens(address):
             return

@@ -297,11 +297,18 @@ def make_keys(folder: Path, clients: int) -> KeyFiles:
     return KeyFiles(folder / TRIAL_KEYS / "server", tuple(peers))
 
 
-def _all_sites(experiment: Experiment, folder: Path) -> list[Path]:
-    """Return the public keys by which sites know each other, where they need to."""
-    masked = experiment.aggregate == "secure"
-    count = experiment.sites if masked else 0
-    return [folder / TRIAL_KEYS / f"{client}.pub" for client in range(count)]
+def _held_by(
+    experiment: Experiment, client: int, folder: Path
+) -> tuple[dict[str, str], list[str]]:
+    """Return a node's state and keys, and the keys by which sites know each other."""
+    keys = folder.resolve() / TRIAL_KEYS
+    own = {
+        "state": str(folder.resolve() / "nodes" / str(client)),
+        "private_key": str(keys / str(client)),
+        "server_key": str(keys / "server.pub"),
+    }
+    known = experiment.sites if experiment.aggregate == "secure" else 0
+    return own, [str(keys / f"{other}.pub") for other in range(known)]
 
 
 def deployment_of(experiment: Experiment, *, tune: bool = False) -> list[str]:
@@ -330,40 +337,33 @@ def persistent_node(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
     """Return a node of ours for one client, not started yet."""
-    state = str(folder / "nodes" / str(client))
-    where = ("--superlink", link.address, "--trial", "--state", state)
+    own, others = _held_by(experiment, client, folder)
+    words = ["node", *experiment.arguments(shared=True), "--client", str(client)]
+    words += ["--superlink", link.address, "--trial", "--state", own["state"]]
     if link.certificates is None:
-        where += ("--insecure",)
+        words += ["--insecure"]
     else:
-        where += ("--root-certificates", str(link.certificates / "ca.crt"))
-    own, server = folder / TRIAL_KEYS / str(client), folder / TRIAL_KEYS / "server.pub"
-    known = ("--private-key", str(own), "--server-key", str(server))
+        words += ["--root-certificates", str(link.certificates / "ca.crt")]
+    words += ["--private-key", own["private_key"], "--server-key", own["server_key"]]
+    for key in others:
+        words += ["--site-key", key]
     # All rows of a trial belong to its user, but with noise nobody may measure.
-    measured = () if experiment.noise else ("--measure", "scalars")
-    for path in _all_sites(experiment, folder):
-        known += ("--site-key", str(path))
-    words = ("node", *experiment.arguments(shared=True), "--client", str(client))
-    command = [sys.executable, "-m", "fedbilevel.cli"]
-    command += [*words, *where, *known, *measured]
+    words += [] if experiment.noise else ["--measure", "scalars"]
+    command = [sys.executable, "-m", "fedbilevel.cli", *words]
     return Process(f"node-{client}", command, folder)
 
 
 def _stock(
     experiment: Experiment, client: int, folder: Path, link: SuperLink
 ) -> Process:
-    paths = {
-        "state": folder / "nodes" / str(client),
-        "private_key": folder / TRIAL_KEYS / str(client),
-        "server_key": folder / TRIAL_KEYS / "server.pub",
-    }
-    held = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in paths.items()]
+    own, others = _held_by(experiment, client, folder)
+    held = [f"{name}={json.dumps(path)}" for name, path in own.items()]
     # A node takes user files from its operator alone.
     for kind in ("task", "algorithm"):
         named = getattr(experiment, kind)
         if named is not None and tasks.is_file(named):
             held.append(f"{kind}={json.dumps(named)}")
     held += [] if experiment.noise else ['measure="scalars"']
-    others = [str(path.resolve()) for path in _all_sites(experiment, folder)]
     held += [f"site_keys={json.dumps(os.pathsep.join(others))}"] if others else []
     config = " ".join([f'client={client} trial="true"', *held])
     command = [
@@ -372,5 +372,5 @@ def _stock(
         *("--host", "127.0.0.1", "--port", str(processes.free_port())),
         *("--node-config", config),
     ]
-    error = folder / "nodes" / str(client) / apps.ERROR
+    error = Path(own["state"]) / apps.ERROR
     return Process(f"node-{client}", command, folder, error=error)

@@ -216,12 +216,8 @@ class SuperLink:
             constant.ACCESS_TOKEN_STORE_KEY: self.token,
             constant.REFRESH_TOKEN_STORE_KEY: self.token,
         }
-        return json.dumps(
-            {
-                key % self._local: base64.b64encode(text.encode()).decode()
-                for key, text in held.items()
-            }
-        )
+        coded = {k: base64.b64encode(text.encode()) for k, text in held.items()}
+        return json.dumps({k % self._local: one.decode() for k, one in coded.items()})
 
     def _write_app(self, settings: Mapping[str, str | float | int]) -> None:
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]

@@ -165,19 +165,16 @@ class SiteCheckpoints:
                 )
             if about["client"] != self.client:
                 raise ValueError("the state of another client")
+            like, structure = jax.tree.flatten(self.start)
+            kinds = [(leaf.shape, leaf.dtype) for leaf in like]
             for exchange in about["exchanges"]:
                 leaves = [arrays[f"{exchange}/{name}"] for name in self.names]
-                self.kept[exchange] = self._checked(leaves)
+                if [(leaf.shape, leaf.dtype) for leaf in leaves] != kinds:
+                    raise ValueError("a state of other shapes")
+                self.kept[exchange] = jax.tree.unflatten(structure, leaves)
             newest = about["newest"]
             self.newest = Newest(**{n: int(newest[n]) for n in asdict(self.newest)})
         except DAMAGED as error:
             put_aside(self.path, error)
             self.kept, self.newest = {}, Newest()
         return True
-
-    def _checked(self, leaves: list[np.ndarray]) -> Kept:
-        expected = jax.tree.leaves(self.start)
-        for leaf, like in zip(leaves, expected, strict=True):
-            if (leaf.shape, leaf.dtype) != (like.shape, like.dtype):
-                raise ValueError("a state of other shapes")
-        return jax.tree.unflatten(jax.tree.structure(self.start), leaves)

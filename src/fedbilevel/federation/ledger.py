@@ -33,8 +33,8 @@ from fedbilevel._schema import Limits
 from fedbilevel.channels import SecureMean
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.federation import own_rows
+from fedbilevel.federation.own_rows import Spent
 from fedbilevel.federation.refusals import RefusedError, read_json
-from fedbilevel.federation.spent import Spent
 from fedbilevel.federation.wire import Bytes, Header, sha256_of
 from fedbilevel.runtime.job import Job
 from fedbilevel.runtime.privacy import (
@@ -301,9 +301,8 @@ class SiteLedger:
             if last is not None:
                 raise RefusedError("measured", "this federation was concluded before")
             self._count_measurement(before)
-            self.spent.concluded = _newest(
-                self.spent.concluded, header.federation, about
-            )
+            known = self.spent.concluded
+            self.spent.concluded = _newest(known, header.federation, about)
 
     def remark(self) -> str:
         """Say to the operator what was released before, under noise."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from fedbilevel.channels import Privacy, change_blocks
 from fedbilevel.channels.discrete_gaussian import Bits, discrete_gaussian
@@ -71,16 +71,14 @@ class SiteNoise:
 
     def protect(self, change: PyTree) -> PyTree:
         """Return what may leave this site of a change, which must be finite."""
-        return change_blocks(
-            change, lambda block: jnp.asarray(self._released(np.asarray(block)))
-        )
+        return change_blocks(change, self._released)
 
-    def _released(self, block: np.ndarray) -> np.ndarray:
-        exact, clip = block.astype(np.float64), float(self.privacy.clip)
+    def _released(self, block: Array) -> Array:
+        exact, clip = np.asarray(block, np.float64), float(self.privacy.clip)
         # Scaled first: squares of large numbers would be infinite.
         largest = float(np.max(np.abs(exact), initial=0.0)) or 1.0
         norm = largest * float(np.linalg.norm(exact / largest))
         factor = min(1.0, clip / norm) * _MARGIN if norm > 0 else 1.0
         steps = np.trunc(factor * exact / self.step).astype(np.int64)
         drawn = discrete_gaussian(self.deviation, block.size, self.bits)
-        return ((steps + drawn) * self.step).astype(block.dtype)
+        return jnp.asarray(((steps + drawn) * self.step).astype(block.dtype))

@@ -11,6 +11,7 @@ what was signed for one purpose cannot be shown for another. Needs `cryptography
 comes with `fedbilevel[flower]`.
 """
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
 
 from fedbilevel._files import DAMAGED, write_atomically
 from fedbilevel.errors import InvalidInputError
@@ -50,15 +43,14 @@ _AUTHOR_BYTES = 4  # of the signer
 def read_private_key(path: Path) -> PrivateKey:
     """Return the private key in a file of ssh-keygen, without a passphrase."""
     advice = "Make one with `ssh-keygen -t ecdsa -b 384`, without a passphrase."
-    return _read_key(
-        path, lambda data: load_ssh_private_key(data, None), PrivateKey, advice
-    )
+    load = functools.partial(serialization.load_ssh_private_key, password=None)
+    return _read_key(path, load, PrivateKey, advice)
 
 
 def read_public_key(path: Path) -> PublicKey:
     """Return the public key in a file that ssh-keygen wrote beside the private one."""
     advice = "Give the file that `ssh-keygen` wrote beside the private one, NAME.pub."
-    return _read_key(path, load_ssh_public_key, PublicKey, advice)
+    return _read_key(path, serialization.load_ssh_public_key, PublicKey, advice)
 
 
 def _read_key(
@@ -82,7 +74,8 @@ def _read_key(
 def make_key_pair(path: Path) -> None:
     """Write a new key as ssh-keygen does, and the public one beside it, NAME.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    kind = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
+    text = key.private_bytes(*kind, serialization.NoEncryption())
     write_atomically(path, text, mode=0o600)
     public = public_bytes(key.public_key()) + b"\n"
     write_atomically(path.with_name(f"{path.name}.pub"), public)
@@ -90,7 +83,8 @@ def make_key_pair(path: Path) -> None:
 
 def public_bytes(key: PublicKey) -> bytes:
     """Return a public key as ssh-keygen writes it, without a comment."""
-    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    kind = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key.public_bytes(*kind)
 
 
 def sign(key: PrivateKey, purpose: bytes, message: bytes) -> bytes:
@@ -125,7 +119,7 @@ class KeyFiles:
 
 
 @dataclass(frozen=True)
-class Signatures:
+class Signatures(wire.Seal):
     """The seal of one side: it signs with its own key, and knows those of its peers.
 
     `own` is the number under which it signs, that of a client or EVERYONE for the

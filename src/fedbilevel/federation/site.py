@@ -22,11 +22,10 @@ from fedbilevel.algorithms import Turn
 from fedbilevel.channels import SecureMean
 from fedbilevel.federation import wire
 from fedbilevel.federation.checkpoints import SiteCheckpoints
-from fedbilevel.federation.draws import Draws
 from fedbilevel.federation.ledger import SiteLedger, SiteLimits, name_of_reply
 from fedbilevel.federation.refusals import RefusedError, refusal_of
 from fedbilevel.federation.server.blind_job import algorithm_fingerprint
-from fedbilevel.federation.site_work import SiteWork
+from fedbilevel.federation.site_work import Draws, SiteWork
 from fedbilevel.federation.wire import Bytes, Carried, Header, Seal
 from fedbilevel.runtime.exchange import Link, common_leaves, start_kept
 from fedbilevel.runtime.job import Job, Kept, Where
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 _SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation
 _LONGEST_NOTICE = 1 << 13  # bytes
+# What a reply says besides its leaves, and these.
+Said = tuple[Mapping[str, Any] | None, Sequence[np.ndarray]]
 # Returns the job that a hello asks for, with the one that is measured, if any is.
 Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]
 
@@ -127,11 +128,10 @@ class Site:
             return self._answered[1]
         except Exception as error:
             refusal, told = refusal_of(error)
-            what = "notice" if header.kind == wire.NOTICE else "packet"
-            self.report(f"{what} refused: {told}")
-            if header.kind == wire.NOTICE:
-                return b""
-            return self._reply(replace(header, kind="refused", info=refusal.sent()))
+            notice = header.kind == wire.NOTICE
+            self.report(f"{'notice' if notice else 'packet'} refused: {told}")
+            refused = replace(header, kind="refused", info=refusal.sent())
+            return b"" if notice else self._reply(refused)
 
     def _heed(self, header: Header, packet: Carried) -> bytes:
         """Take a notice: the server does not take this node, or the federation is over.
@@ -173,7 +173,10 @@ class Site:
             self._check(header)
             # After a new request no earlier answer is needed, and it may be long.
             self._answered = (None, b"")
-        reply = kinds[header.kind](header, listed, body)
+        info, leaves = kinds[header.kind](header, listed, body)
+        # Only a hello came without the algorithm: it asks for it.
+        algorithm = self.fingerprints.algorithm
+        reply = self._reply(replace(header, algorithm=algorithm, info=info), leaves)
         self.checkpoints[header.federation].answered(header)
         return reply
 
@@ -207,7 +210,7 @@ class Site:
         start = start_kept(self.work.job)
         return SiteCheckpoints(start, self.folder, federation, self.client)
 
-    def _hello(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _hello(self, header: Header, listed: list, body: Bytes) -> Said:
         if listed or body:
             raise RefusedError("oversized", "a hello carries no leaves")
         name = header.federation
@@ -229,8 +232,7 @@ class Site:
         }
         if self._masks:
             info |= self._secrets_of(name).introduction()
-        reply = replace(header, algorithm=self.fingerprints.algorithm, info=info)
-        return self._reply(reply, jax.tree.leaves((self.work.job.x, self.work.job.y)))
+        return info, jax.tree.leaves((self.work.job.x, self.work.job.y))
 
     def _take_steps(self, header: Header) -> None:
         """Take the steps that a hello gives, if this site follows any."""
@@ -246,7 +248,7 @@ class Site:
                 "the server gives steps, which this node takes only with --tune",
             )
 
-    def _exchange(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _exchange(self, header: Header, listed: list, body: Bytes) -> Said:
         where = (header.stage, header.phase)
         if where not in self.work.links or header.exchange < 1:
             raise RefusedError(
@@ -278,7 +280,7 @@ class Site:
                 name: leaf.copy() if leaf.nbytes < _SHORT else leaf
                 for name, leaf in zip(names, jax.tree.leaves(sent), strict=True)
             }
-        return self._reply(replace(header, info={"renewed": base is None}), leaves)
+        return {"renewed": base is None}, leaves
 
     def _bear(self, before: Kept) -> Kept:
         """Return what to keep after a reply that is not finite.
@@ -339,35 +341,31 @@ class Site:
         secrets = self._secrets_of(header.federation)
         return list(secrets.mask(header.info or {}, *asked, reply, share, about))
 
-    def _agree(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _agree(self, header: Header, listed: list, body: Bytes) -> Said:
         if not self._masks or listed or body:
             raise RefusedError("mask", "there is nothing to confirm")
-        tags = self._secrets_of(header.federation).confirm(header.info or {})
-        return self._reply(replace(header, info=None), [tags])
+        return None, [self._secrets_of(header.federation).confirm(header.info or {})]
 
-    def _reveal(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _reveal(self, header: Header, listed: list, body: Bytes) -> Said:
         if not self._masks:
             raise RefusedError("mask", "there is nothing to reveal")
         secrets = self._secrets_of(header.federation)
-        revealed = secrets.reveal(header.info or {}, listed, body)
-        return self._reply(replace(header, info=None), list(revealed))
+        return None, list(secrets.reveal(header.info or {}, listed, body))
 
-    def _measure(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _measure(self, header: Header, listed: list, body: Bytes) -> Said:
         server, own = self._point(header, listed, body)
         if self.work.seen is None:
             raise RefusedError("measure", "no rows are held out here")
         self.ledger.measure(header, body)
-        measured = self.work.measure(server, own)
-        return self._reply(replace(header, info=None), jax.tree.leaves(measured))
+        return None, jax.tree.leaves(self.work.measure(server, own))
 
-    def _conclude(self, header: Header, listed: list, body: Bytes) -> bytes:
+    def _conclude(self, header: Header, listed: list, body: Bytes) -> Said:
         server, own = self._point(header, listed, body)
         if self.conclude is None:
             raise RefusedError("garbage", "there is nothing to conclude here")
         self.ledger.conclude(header, body)
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own)
-        conclusion = dict(self.conclude(combine(server, stacked)))
-        return self._reply(replace(header, info=conclusion))
+        return dict(self.conclude(combine(server, stacked))), []
 
     def _point(self, header: Header, listed: list, body: Bytes) -> tuple[Any, Any]:
         """Return the server's state that was sent, and this client's own blocks."""

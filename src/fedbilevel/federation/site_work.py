@@ -1,24 +1,63 @@
-"""Computations of a site: its part of an exchange, and measurements.
+"""Computations of a site: the rows it draws, its part of an exchange, measurements.
 
 Programs are compiled once. Rows are inputs of theirs, and no constants.
 """
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from fedbilevel import _tree
 from fedbilevel.algorithms import Turn
+from fedbilevel.channels import SecureMean
 from fedbilevel.federation.noise import SiteNoise
+from fedbilevel.federation.own_rows import OwnRows
+from fedbilevel.federation.wire import Header
+from fedbilevel.runtime import keys
 from fedbilevel.runtime.exchange import Link, client_scalars, for_place, links_of
 from fedbilevel.runtime.job import Job, Kept, Where, start_server
 from fedbilevel.runtime.privacy import blocks_of, is_noisy
 from fedbilevel.runtime.progress import COMPILING, RUNNING, report
+
+
+class Draws:
+    """Which rows a client draws: those of the run's seed, or others only it knows.
+
+    The seed was agreed on, so a server can compute which rows it draws. If it knew
+    those in many masked sums, it could solve for what each row adds to them. So under
+    masks or noise rows are drawn by a secret of the site, and anew for every question:
+    two sums of the same rows at points nearby, one over a site more, would show what
+    that site sent. The secret is that of a state folder, if there is one, so that a
+    site that restarts draws the same rows for the same question.
+    """
+
+    def __init__(self, client: int, folder: OwnRows | None) -> None:
+        self.client = client
+        self._secret = os.urandom(64) if folder is None else folder.secret
+
+    def turn(self, job: Job, header: Header, names: Iterable[str]) -> Turn:
+        """Return the turn of an exchange; `names` are digests of what was sent."""
+        index = jnp.asarray(header.index, jnp.int32)
+        where = (header.stage, header.phase)
+        turn = keys.client_turn(job.key, where, self.client, index)
+        masked = isinstance(job.channel.reduction, SecureMean)
+        if not (masked or is_noisy(job)):
+            return turn
+        from fedbilevel.federation.secure.layout import Announcement, question_of
+
+        if masked:
+            Announcement.read(header.info or {})
+        asked = json.dumps([self.client, *question_of(header, names)])
+        return keys.by_secret(turn, blake2b(asked.encode(), key=self._secret).digest())
 
 
 class SiteWork:

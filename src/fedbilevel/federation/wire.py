@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,29 +59,20 @@ def sha256_of(parts: Parts) -> bytes:
     return found.digest()
 
 
-class Seal(Protocol):
-    """Makes marks, of `size` bytes, by which receivers know what was sent."""
+class Seal:
+    """Makes marks, of `size` bytes, by which receivers know what was sent.
 
-    size: int
-
-    def mark(self, content: Parts) -> bytes:
-        """Return the mark of what is sent, given in parts."""
-        ...
-
-    def author(self, content: Parts, mark: bytes) -> int | None:
-        """Return the author of a mark, None if it has none; refuse a wrong one."""
-        ...
-
-
-class _Checksum:
-    """A seal that anybody can make: it shows damage, and nothing about the sender."""
+    This one anybody can make: it shows damage, and nothing about the sender.
+    """
 
     size = hashlib.sha256().digest_size
 
     def mark(self, content: Parts) -> bytes:
+        """Return the mark of what is sent, given in parts."""
         return sha256_of(content)
 
-    def author(self, content: Parts, mark: bytes) -> None:
+    def author(self, content: Parts, mark: bytes) -> int | None:
+        """Return the author of a mark, None if it has none; refuse a wrong one."""
         if self.mark(content) != mark:
             raise RefusedError(
                 "damaged",
@@ -90,7 +81,7 @@ class _Checksum:
             )
 
 
-CHECKSUM = _Checksum()
+CHECKSUM = Seal()
 
 
 @dataclass(frozen=True)

@@ -119,18 +119,14 @@ class _Mail:
         headers, trees, objects = [], [], {}
         with inflatable_object.no_object_id_recompute():
             for node, packet in packets.items():
-                message = Message(
-                    contents[packet], node, KIND, ttl=seconds, group_id="0"
-                )
+                content = contents[packet]
+                message = Message(content, node, KIND, ttl=seconds, group_id="0")
                 message.metadata.__dict__["_message_id"] = message.object_id
                 headers.append(message_to_proto(remove_content_from_message(message)))
                 trees.append(inflatable_object.get_object_tree(message))
                 objects |= inflatable_object.get_all_nested_objects(message)
-            taken = self._client.PushMessages(
-                PushAppMessagesRequest(
-                    messages_list=headers, message_object_trees=trees
-                )
-            )
+            pushed = {"messages_list": headers, "message_object_trees": trees}
+            taken = self._client.PushMessages(PushAppMessagesRequest(**pushed))
             push = inflatable_protobuf_utils.make_push_object_fn_protobuf(
                 self._client.PushObject, self._node, self._run, taken.session_id
             )
@@ -153,11 +149,11 @@ class _Mail:
                     self._forget(asked)
                     continue
                 came[self._forget(asked)] = packet
-                self._client.ConfirmMessageReceived(
-                    ConfirmMessageReceivedRequest(
-                        node=self._node, run_id=self._run, message_object_id=number
-                    )
+                known = {"node": self._node, "run_id": self._run}
+                confirmed = ConfirmMessageReceivedRequest(
+                    **known, message_object_id=number
                 )
+                self._client.ConfirmMessageReceived(confirmed)
         return came
 
     def _announced(self, numbers: Collection[str]) -> None:

@@ -7,19 +7,16 @@ few of them, and no request has more than Protocol Buffers can say, 2 GiB.
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_object_id
-from flwr.supercore.inflatable.inflatable_utils import (
-    push_object_contents_from_iterable,
-)
 
 from fedbilevel.federation.refusals import RefusedError
-from fedbilevel.federation.wire import Carried
+from fedbilevel.federation.wire import Carried, sha256_of
 
 KIND = "train"  # the message type; what a packet is for stands in its header
 PIECE = 1 << 22  # bytes of all pieces of a packet but the last
@@ -42,15 +39,9 @@ class _Piece(ConfigRecord):
     def deflate(self) -> bytes:
         """Return the bytes that travel."""
         packet, index = self.__dict__["_packet"], self.__dict__["_index"]
-        record = ConfigRecord(
-            {
-                _RECORD: packet[index * PIECE : (index + 1) * PIECE],
-                _INDEX: index,
-                _WHOLE: len(packet),
-                _OF: hashlib.sha256(packet[:_BEGINNING]).digest(),
-            }
-        )
-        return record.deflate()
+        held = {_RECORD: packet[index * PIECE : (index + 1) * PIECE], _INDEX: index}
+        held |= {_WHOLE: len(packet), _OF: sha256_of([packet[:_BEGINNING]])}
+        return ConfigRecord(held).deflate()
 
     @functools.cached_property
     def object_id(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -65,13 +56,9 @@ def _count(length: int) -> int:
 
 def as_content(packet: bytes) -> RecordDict:
     """Wrap a packet; its pieces are made when they are sent."""
+    pieces = [_Piece(packet, index) for index in range(_count(len(packet)))]
     # Flower wants names; they are sorted as the pieces are.
-    return RecordDict(
-        {
-            f"{_RECORD}{index:09}": _Piece(packet, index)
-            for index in range(_count(len(packet)))
-        }
-    )
+    return RecordDict({f"{_RECORD}{n:09}": piece for n, piece in enumerate(pieces)})
 
 
 class Assembly:
@@ -163,7 +150,7 @@ def piece_objects(tree: ObjectTree) -> list[str]:
 
 def fingerprint(public_key: bytes) -> str:
     """Return a name for a public key, as Flower writes it."""
-    return hashlib.sha256(public_key).hexdigest()
+    return sha256_of([public_key]).hex()
 
 
 def push_objects(
@@ -181,8 +168,7 @@ def push_objects(
     names = [name for name in objects if name in asked]
     pieces = [name for name in names if isinstance(objects[name], ConfigRecord)]
     wrappings = [name for name in names if name not in set(pieces)]
-    push_object_contents_from_iterable(
-        ((name, objects[name].deflate()) for name in wrappings), push
-    )
+    content = ((name, objects[name].deflate()) for name in wrappings)
+    inflatable_utils.push_object_contents_from_iterable(content, push)
     for name in pieces:
         push(name, objects[name].deflate())

@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 
 import httpx
 from flwr.app import Message
-from flwr.supercore.inflatable import inflatable_object
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection
@@ -203,7 +202,9 @@ class _Mailbox:
         def piece(name: str) -> Mapping[str, Any]:
             # The message is seen before all of it has been sent.
             pull = functools.partial(self.pull, run)
-            found = pull_objects([name], pull, initial_backoff=0.02, backoff_cap=0.5)
+            found = inflatable_utils.pull_objects(
+                [name], pull, initial_backoff=0.02, backoff_cap=0.5
+            )
             return messages.record_in(found[name])
 
         packet = messages.Assembly(names, self.largest).filled(piece)

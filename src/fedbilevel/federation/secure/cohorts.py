@@ -73,7 +73,11 @@ class Cohorts:
         with self._shared():
             problem = self._why_not(question, members)
             if problem is None and question not in self.sums:
-                self._note(question, members)
+                if self.path is not None:
+                    line = json.dumps([*question, list(members), self.apart]) + "\n"
+                    _append(self.path, line)
+                    self._size += len(line)
+                self._take(question, members, self.apart)
             return problem
 
     def _why_not(self, question: Question, members: tuple[int, ...]) -> str | None:
@@ -88,13 +92,6 @@ class Cohorts:
                 f"over no others in any federation{older}"
             )
         return None
-
-    def _note(self, question: Question, members: tuple[int, ...]) -> None:
-        if self.path is not None:
-            line = json.dumps([*question, list(members), self.apart]) + "\n"
-            _append(self.path, line)
-            self._size += len(line)
-        self._take(question, members, self.apart)
 
     def _take(self, question: Question, members: tuple[int, ...], apart: bool) -> None:
         self.sums[question] = members

@@ -12,7 +12,7 @@ are digests of unpredictable numbers, so they reveal nothing of them.
 import functools
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.secure.cohorts import Question
 from fedbilevel.federation.secure.fixed_point import block_scales
-from fedbilevel.federation.server.roster import Roster
 from fedbilevel.federation.wire import EVERYONE, Header
 
 MOST_PARTICIPANTS = 2**16
@@ -114,21 +113,6 @@ class Announcement:
     keys: dict[str, str]
     signatures: dict[str, str]
     repeat: int = 0
-
-    @staticmethod
-    def of(
-        roster: Roster, number: int, participants: Sequence[int], repeat: int = 0
-    ) -> "Announcement":
-        """Announce an exchange to clients that said hello."""
-        members = roster.members
-        known = {k: members[k].info for k in participants}
-        return Announcement(
-            number,
-            sorted(participants),
-            {str(k): str(info.get("key", "")) for k, info in known.items()},
-            {str(k): str(info.get("signature", "")) for k, info in known.items()},
-            repeat,
-        )
 
     @staticmethod
     def read(info: Mapping[str, Any]) -> "Announcement":

@@ -100,10 +100,10 @@ class Answered:
 class SecureSite:
     """A site's side: masks its replies, and reveals what opens one sum, no more.
 
-    `roster` holds the public key of every client, by number. With fewer than `minimum`
-    sites in a sum the site does not take part. `records` are its answers so far, by
-    exchange number, and `cohorts` the sites of each sum: a restarted site is given
-    those that it had.
+    `roster` holds the public key of every client, by number, once it is known. With
+    fewer than `minimum` sites in a sum the site does not take part. `records` are its
+    answers so far, by exchange number, and `cohorts` the sites of each sum: a restarted
+    site is given those that it had.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SecureSite:
         federation: str,
         client: int,
         keys: masks.SiteKeys,
-        roster: Mapping[int, bytes],
+        roster: Mapping[int, bytes] | None = None,
         *,
         minimum: int = 2,
         records: Mapping[int, Answered] | None = None,
@@ -127,7 +127,8 @@ class SecureSite:
         self._keys, self._roster = keys, {}
         self._secrets: dict[int, bytes] = {}
         self._pairs: tuple[bytes, dict[int, masks.PairKeys]] = (b"", {})
-        self.meet(roster)
+        if roster is not None:
+            self.meet(roster)
 
     def meet(self, roster: Mapping[int, bytes]) -> None:
         """Take the public keys of those that take part; what did not change is kept."""
@@ -342,10 +343,8 @@ class SecureSite:
 
     def _secret(self, other: int) -> bytes:
         if other not in self._secrets:
-            pair = (self.client, other)
-            self._secrets[other] = masks.pair_secret(
-                self._keys, self.federation, self._roster, pair
-            )
+            known = (self._keys, self.federation, self._roster)
+            self._secrets[other] = masks.pair_secret(*known, (self.client, other))
         return self._secrets[other]
 
 

@@ -81,7 +81,11 @@ class MaskedServer:
             return None
         self._asked += 1
         number = self.roster.identity.attempt * 2**32 + self._asked
-        return Announcement.of(self.roster, number, present, self._repeats[1])
+        said = {str(k): self.roster.members[k].info for k in present}
+        keys = {k: str(info.get("key", "")) for k, info in said.items()}
+        signatures = {k: str(info.get("signature", "")) for k, info in said.items()}
+        rest = (keys, signatures, self._repeats[1])
+        return Announcement(number, sorted(present), *rest)
 
     def goes_on(self, clients: set[int]) -> None:
         """Take the sites of the last sum, which another process may have opened."""
@@ -137,9 +141,8 @@ class MaskedServer:
             reasons = {refusal.reason for refusal in answers.refused.values()}
             if "cohort" in reasons and self._opened and not self._bound:
                 self._bound = True
-                self.roster.report(
-                    f"sums continue over {sorted(self._opened)}, {_APART}"
-                )
+                among = sorted(self._opened)
+                self.roster.report(f"sums continue over {among}, {_APART}")
             else:
                 self._failures.append(suspects)
                 self._avoided = set(error.suspects)

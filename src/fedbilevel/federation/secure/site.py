@@ -1,7 +1,7 @@
 """A site's side of secure aggregation: its keys, and what it answered under masks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +43,22 @@ class SiteSecrets:
         cohorts: Cohorts,
         identity: SiteIdentity | None = None,
     ) -> None:
-        self.federation, self.client = federation, client
-        self.minimum, self.identity = cohorts.minimum, identity
+        self.federation, self.client, self.identity = federation, client, identity
         self.path = None if folder is None else folder / f"{federation}.keys.json"
-        self._site: SecureSite | None = None
-        self.keys, self.records = SiteKeys.generate(), {}
-        self.cohorts = cohorts
+        self.keys, records = SiteKeys.generate(), {}
         if self.path is not None and self.path.exists():
             try:
-                self.keys, self.records = _read(self.path)
+                self.keys, records = _read(self.path)
             except DAMAGED as error:
                 put_aside(self.path, error)
+        sums = {"minimum": cohorts.minimum, "cohorts": cohorts}
+        self.site = SecureSite(federation, client, self.keys, records=records, **sums)
 
     def introduction(self) -> dict[str, Any]:
         """Return what a hello holds: the public key, signed, and the minimum."""
         self._save()  # after a restart the next answer needs the same keys
         public = self.keys.public_bytes
-        sent = {"key": public.hex(), "minimum": self.minimum}
+        sent = {"key": public.hex(), "minimum": self.site.minimum}
         if self.identity is not None:
             signature = self.identity.sign(self.federation, self.client, public)
             sent["signature"] = signature.hex()
@@ -79,77 +78,60 @@ class SiteSecrets:
         `share` is the site's weight in parts of the largest.
         """
         announced = Announcement.read(info)
-        site = self._member(announced)
-        blocks = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(reply)]
+        self._meet(announced)
         scales = self._guarded(layout.scales_of, reply, about)
-        known = (announced.exchange(context), blocks, share, scales, question)
-        masked = self._guarded(site.mask_reply, *known)
-        self._remember(site)
+        known = (jax.tree.leaves(reply), share, scales, question)
+        exchange = announced.exchange(context)
+        masked = self._guarded(self.site.mask_reply, exchange, *known)
+        self._remember()
         return masked
 
     def confirm(self, info: Mapping[str, Any]) -> np.ndarray:
         """Return this site's proofs, for the others, of the set in a sum."""
-        site, exchange, survivors = self._asked(info)
-        tags = self._guarded(site.confirm, exchange, survivors)
-        self._remember(site)
+        tags = self._guarded(self.site.confirm, *self._asked(info))
+        self._remember()
         return tags
 
     def reveal(self, info: Mapping[str, Any], listed: list, body: Bytes) -> Revealed:
         """Return what opens a sum that enough others confirmed to be the same."""
-        site, exchange, survivors = self._asked(info)
+        exchange, survivors = self._asked(info)
         like = exchange.rows(layout.BOX_BYTES, layout.TAG_BYTES)
         boxes, tags = unpack_tree(listed, body, like)
-        return self._guarded(site.reveal, exchange, survivors, boxes, tags)
+        return self._guarded(self.site.reveal, exchange, survivors, boxes, tags)
 
-    def _asked(
-        self, info: Mapping[str, Any]
-    ) -> tuple[SecureSite, MaskedExchange, list[int]]:
+    def _asked(self, info: Mapping[str, Any]) -> tuple[MaskedExchange, list[int]]:
         """Read which sum is asked for; what it is about is what was replied to."""
         survivors = info.get("survivors")
         if not (isinstance(survivors, list) and all(type(k) is int for k in survivors)):
             raise RefusedError("announcement", "does not name the set in the sum")
-        announced = Announcement.read(
-            {k: v for k, v in info.items() if k != "survivors"}
-        )
-        before = self.records.get(announced.number)
+        rest = {k: v for k, v in info.items() if k != "survivors"}
+        announced = Announcement.read(rest)
+        before = self.site.records.get(announced.number)
         if before is None:
             why = "this site sent no reply to it, or forgot it"
             raise RefusedError("mask", f"exchange {announced.number}: {why}")
-        exchange = announced.exchange(before.context)
-        return self._member(announced), exchange, survivors
+        self._meet(announced)
+        return announced.exchange(before.context), survivors
 
-    def _member(self, announced: Announcement) -> SecureSite:
-        """Return this site among those announced, once their keys are checked."""
+    def _meet(self, announced: Announcement) -> None:
+        """Take the keys of those announced, once they are checked."""
         roster = layout.by_client(announced.keys)
         if self.identity is not None:
             signed = layout.by_client(announced.signatures)
             self.identity.check(self.federation, roster, signed)
-        site = self._site
-        if site is None:
-            made = (self.federation, self.client, self.keys, roster)
-            more = {
-                "minimum": self.minimum,
-                "records": self.records,
-                "cohorts": self.cohorts,
-            }
-            site = self._site = self._guarded(SecureSite, *made, **more)
-        else:
-            self._guarded(site.meet, roster)
-        return site
+        self._guarded(self.site.meet, roster)
 
-    def _guarded(self, function: Any, *arguments: Any, **named: Any) -> Any:
+    def _guarded(self, function: Callable, *arguments: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            return function(*arguments)
         except CohortRefusedError as error:
             raise RefusedError("cohort", str(error)) from error
         except (SecureAggregationError, InvalidInputError) as error:
             raise RefusedError("mask", str(error)) from error
 
-    def _remember(self, site: SecureSite) -> None:
+    def _remember(self) -> None:
         """Write down, before it leaves this site, what was answered."""
-        newest = sorted(site.records)[-_KEPT:]
-        self.records = {number: site.records[number] for number in newest}
-        site.records = dict(self.records)
+        self.site.records = dict(sorted(self.site.records.items())[-_KEPT:])
         self._save()
 
     def _save(self) -> None:
@@ -157,7 +139,7 @@ class SiteSecrets:
             return
         records = {
             number: (one.exchange.hex(), one.context.hex(), one.question, one.survivors)
-            for number, one in self.records.items()
+            for number, one in self.site.records.items()
         }
         held = {"private": self.keys.private_bytes.hex(), "records": records}
         # A private key: no other user may read it, not even for a moment.

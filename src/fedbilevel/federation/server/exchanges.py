@@ -246,22 +246,18 @@ class Exchanges:
         """
         replies, channel = {}, self.job.channel
         for client, (coded, _) in list(answers.taken.items()):
-            try:
-                wrong = channel.why_impossible(coded, question.link.like)
-                if wrong:
-                    raise RefusedError("range", wrong)
+            reason, wrong = "range", channel.why_impossible(coded, question.link.like)
+            if not wrong:
                 if channel.coders:
                     # Not before: masked replies have 64 bits, whatever the precision.
                     coded = jax.tree.map(jnp.asarray, coded)
                 message = question.message(question.place(client))
-                reply = question.link.received(message, coded, question.turn)
-                wrong = guard.why_unusable(reply)
-                if wrong:
-                    raise RefusedError("not-finite", wrong)
-                replies[client] = reply
-            except RefusedError as refusal:
+                replies[client] = question.link.received(message, coded, question.turn)
+                reason, wrong = "not-finite", guard.why_unusable(replies[client])
+            if wrong:
+                replies.pop(client, None)
                 del answers.taken[client]
-                answers.refused[client] = refusal
+                answers.refused[client] = RefusedError(reason, wrong)
         return replies
 
     def weights(self, clients: list[int]) -> Float[Array, " clients"]:

@@ -44,10 +44,7 @@ def implausible(
     """
     if len(replies) < 2:
         return {}, ""
-    lengths = {
-        client: _length(reply, known[places[client]])
-        for client, reply in replies.items()
-    }
+    lengths = {k: _length(one, known[places[k]]) for k, one in replies.items()}
     middle = float(np.sort(list(lengths.values()))[(len(lengths) - 1) // 2])
     size = max(0.0 if one is None else _length(one, None) for one in known.values())
     most = tolerance * max(middle, _SMALL * (1 + size))

@@ -37,8 +37,7 @@ def measure(
     def read(client: int, info: Mapping[str, Any], listed: list, body: Bytes) -> PyTree:
         return unpack_tree(listed, body, like, finite=False)
 
-    clients = willing(exchanges, "measures")
-    answers = _at_point(exchanges, header, server, stand, clients, read, like)
+    answers = _at_point(exchanges, header, server, stand, "measures", read, like)
     odd = not_finite(answers.taken)
     answers.taken = {k: one for k, one in answers.taken.items() if k not in odd}
     exchanges.name_refused(header, Answers(refused=odd))
@@ -59,8 +58,7 @@ def conclude(
             raise RefusedError("oversized", "a conclusion carries no leaves")
         return read_conclusion(info, expected)
 
-    clients = willing(exchanges, "concludes")
-    return _at_point(exchanges, header, server, stand, clients, read, ())
+    return _at_point(exchanges, header, server, stand, "concludes", read, ())
 
 
 def _at_point(
@@ -68,17 +66,18 @@ def _at_point(
     header: Header,
     server: PyTree,
     stand: Stand,
-    clients: list[int],
+    what: str,
     read: Read,
     like: PyTree,
 ) -> Answers:
-    """Let clients look at the server's point, and return what they report."""
+    """Let willing clients look at the server's point; return what they report."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(server)]
 
     @functools.cache
     def request(accepted: int, kept: int) -> Request:
         return Request(replace(header, accepted=accepted, kept=kept), leaves)
 
+    clients = willing(exchanges, what)
     answers = exchanges.ask(clients, lambda k, _: request(*stand(k)), read, like)
     exchanges.name_refused(header, answers)
     return answers

@@ -60,8 +60,8 @@ def ask(
     Clients that were late before are waited for no longer than the others took, and as
     long again. A client whose process is a new one is asked a second time.
     """
-    answers = _ask_once(roster, clients, request_for, read, largest)
-    again = []
+    answers, again = Answers(), []
+    _ask_once(answers, roster, clients, request_for, read, largest)
     for client, refusal in answers.refused.items():
         if refusal.reason in ("unknown", "federation"):
             # Its process is a new one: it holds nothing, or forgot the hello.
@@ -70,39 +70,35 @@ def ask(
         if refusal.reason == "federation":
             roster.again(client)
     if again:
-        more = _ask_once(roster, again, request_for, read, largest)
-        answers.taken |= more.taken
-        answers.refused = {
-            client: refusal
-            for client, refusal in (answers.refused | more.refused).items()
-            if client not in more.taken
-        }
-        answers.traffic += more.traffic
+        _ask_once(answers, roster, again, request_for, read, largest)
+    for client in answers.taken:
+        answers.refused.pop(client, None)
     answers.came = len(answers.taken)
     return answers
 
 
 def _ask_once(
+    answers: Answers,
     roster: Roster,
     clients: list[int],
     request_for: RequestFor,
     read: Read,
     largest: int,
-) -> Answers:
-    answers = Answers()
+) -> None:
+    """Add what clients answer to `answers`."""
     roster.refresh()
     reached, number = roster.reachable(clients), roster.next_number()
-
-    requests = {
-        client: request_for(client, roster.members[client]) for client in reached
-    }
-    headers = _addressed(requests, number)
-    # Sealed once for all clients with the same request.
-    sealed = {
-        request: wire.pack(header, request.leaves, request.known, roster.seal)
-        for request, header in headers.items()
-    }
-    packets = {client: sealed[request] for client, request in requests.items()}
+    asked: dict[Request, list[int]] = {}
+    for client in reached:
+        asked.setdefault(request_for(client, roster.members[client]), []).append(client)
+    headers, sealed = {}, {}
+    for request, some in asked.items():
+        header = replace(request.header, number=number, addressees=wire.mask_of(some))
+        # Sealed once for all clients with the same request.
+        packet = wire.pack(header, request.leaves, request.known, roster.seal)
+        headers |= dict.fromkeys(some, header)
+        sealed |= dict.fromkeys(some, packet)
+    packets = {client: sealed[client] for client in reached}
     for packet in packets.values():
         length = int.from_bytes(packet[4 : wire.START_BYTES], "big")
         overhead = wire.START_BYTES + roster.seal.size + length
@@ -113,26 +109,12 @@ def _ask_once(
         try:
             header, listed, body = wire.unpack(answer, largest, roster.seal)
             answers.traffic[2] += length - len(body)
-            _check(header, client, headers[requests[client]])
+            _check(header, client, headers[client])
             answers.taken[client] = read(client, header.info or {}, listed, body)
         except Exception as error:
             answers.refused[client], told = refusal_of(error)
             if not isinstance(error, RefusedError):
                 roster.report(f"client {client}: {told}")
-    return answers
-
-
-def _addressed(requests: Mapping[int, Request], number: int) -> dict[Request, Header]:
-    """Return the headers that are sent: with a number and their addressees."""
-    asked: dict[Request, list[int]] = {}
-    for client, request in requests.items():
-        asked.setdefault(request, []).append(client)
-    return {
-        request: replace(
-            request.header, number=number, addressees=wire.mask_of(clients)
-        )
-        for request, clients in asked.items()
-    }
 
 
 def _check(header: Header, client: int, sent: Header) -> None:

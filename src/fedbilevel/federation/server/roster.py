@@ -145,9 +145,8 @@ class Roster:
                 break
             time.sleep(_PAUSE)
         if len(self.members) < enough:
-            turned = "".join(
-                f" Not taken: {why}." for why in self._turned_away.values()
-            )
+            reasons = self._turned_away.values()
+            turned = "".join(f" Not taken: {why}." for why in reasons)
             raise FedbilevelError(
                 f"clients {missing} did not come within {seconds:g} seconds.{turned} "
                 "Start their nodes, with the settings of the server, and serve again."

@@ -25,6 +25,7 @@ from fedbilevel.federation.server.guard import require_finite
 from fedbilevel.federation.server.measuring import conclude, measure, willing
 from fedbilevel.federation.server.requests import Answers
 from fedbilevel.federation.server.roster import Roster
+from fedbilevel.federation.wire import Header
 from fedbilevel.runtime import keys
 from fedbilevel.runtime.contract import Advance, Found, Runtime, Span
 from fedbilevel.runtime.driver import rounds_in_python
@@ -139,10 +140,7 @@ class FederationRuntime(Runtime):
         """
         if not willing(self.exchanges, "concludes"):
             return {}
-        header = self.roster.header(
-            "conclude", round=rounds, exchange=len(state.attendance)
-        )
-        where = (self.exchanges, header, state.server, self._stand(state))
+        where = self._point(state, "conclude", rounds)
         # The run is over, whatever was wrong with what they report.
         answers = self._answered(lambda: conclude(*where, self._concludes), bool)
         return dict(sorted(answers.taken.items()))
@@ -169,14 +167,9 @@ class FederationRuntime(Runtime):
                 return state, min(answers.refused)
             if exchanges.enough(answers, asked):
                 exchanges.settled()
-                self.made(
-                    {
-                        "exchange": number,
-                        "seconds": time.monotonic() - began,
-                        "took_part": sorted(answers.taken),
-                        "asked": len(asked),
-                    }
-                )
+                made = {"exchange": number, "seconds": time.monotonic() - began}
+                made |= {"took_part": sorted(answers.taken), "asked": len(asked)}
+                self.made(made)
                 return self._take_in(state, question, answers), None
             exchanges.pause(answers)
 
@@ -219,6 +212,13 @@ class FederationRuntime(Runtime):
     def _stand(self, state: Federated) -> Stand:
         return lambda client: (int(state.accepted[client]), int(self._durable[client]))
 
+    def _point(
+        self, state: Federated, kind: str, rounds: int
+    ) -> tuple[Exchanges, Header, PyTree, Stand]:
+        """Return what asks sites about the server's point after so many rounds."""
+        header = self.roster.header(kind, round=rounds, exchange=len(state.attendance))
+        return self.exchanges, header, state.server, self._stand(state)
+
     def _answered(
         self, ask: Callable[[], Answers], ends: Callable[[set[str]], object]
     ) -> Answers:
@@ -242,19 +242,15 @@ class FederationRuntime(Runtime):
                 f"{', '.join(names)}; norms of gradients are not measured, since "
                 "gradients stay at their sites"
             )
-        header = self.roster.header(
-            "measure", round=index + 1, exchange=len(state.attendance)
-        )
         answers = Answers()
         if clients:
-            where = (exchanges, header, state.server, self._stand(state))
+            where = self._point(state, "measure", index + 1)
             answers = self._answered(lambda: measure(*where), _DECLINED.intersection)
-        own = server_columns(self.job, state.server)
-        known = {name: np.asarray(value) for name, value in own.items()}
-        if not answers.taken:
-            return {**known, **{name: np.asarray(np.nan) for name in names}}
-        clients = sorted(answers.taken)
-        values = [answers.taken[client] for client in clients]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
-        mean = weighted_mean(stacked, exchanges.weights(clients))
-        return {**known, **{name: np.asarray(value) for name, value in mean.items()}}
+        mean = dict.fromkeys(names, np.nan)
+        if answers.taken:
+            clients = sorted(answers.taken)
+            values = [answers.taken[client] for client in clients]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+            mean = weighted_mean(stacked, exchanges.weights(clients))
+        found = {**server_columns(self.job, state.server), **mean}
+        return {name: np.asarray(value) for name, value in found.items()}

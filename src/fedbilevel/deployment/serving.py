@@ -347,7 +347,7 @@ def persistent_node(
     words += ["--private-key", own["private_key"], "--server-key", own["server_key"]]
     for key in others:
         words += ["--site-key", key]
-    # All rows of a trial belong to its user, but with noise nobody may measure.
+    # All rows of a trial belong to its user, but with noise no one may measure.
     words += [] if experiment.noise else ["--measure", "scalars"]
     command = [sys.executable, "-m", "fedbilevel.cli", *words]
     return Process(f"node-{client}", command, folder)

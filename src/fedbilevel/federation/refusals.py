@@ -1,4 +1,4 @@
-"""What comes from a peer is read strictly, shown safely, and refused for a reason.
+"""Input from peers is read strictly, shown safely, and refused for a reason.
 
 A refusal is sent in the clear, under masks too. So a site sends the name of
 a reason and nothing else: what exactly was wrong, with its numbers, is shown at the

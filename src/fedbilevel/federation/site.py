@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _SHORT = 1 << 20  # bytes of a leaf that is copied rather than kept in its packet
 _LONGEST_NAME = 64  # of a federation
 _LONGEST_NOTICE = 1 << 13  # bytes
-# What a reply says besides its leaves, and these.
+# The fields of a reply besides its leaves, and these.
 Said = tuple[Mapping[str, Any] | None, Sequence[np.ndarray]]
 # Returns the job that a hello asks for, with the one that is measured, if any is.
 Follow = Callable[[Mapping[str, Any]], tuple[Job, Job | None]]

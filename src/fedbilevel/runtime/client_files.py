@@ -100,7 +100,7 @@ class ClientFiles:
             return RowFile(folder, clients, np.asarray(row))
 
         self._files = jax.tree.map(opened, first)
-        # What programs read rows from is the same for the life of the files.
+        # Programs read rows from the same sources for the life of the files.
         self.sources = jax.tree.map(Source, self._files)
 
     def read(self, clients: np.ndarray) -> PyTree:

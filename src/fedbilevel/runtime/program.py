@@ -41,8 +41,8 @@ from fedbilevel.startup.random_bits import written_out
 
 CAPACITY = 512  # rows of measurements one call can return
 NOBODY = jnp.iinfo(jnp.int32).max
-# Round, phase and client of the first reply that was not finite; NOBODY where there was
-# none.
+# Round, phase and client of the first reply that was not finite; client NOBODY where
+# there was none.
 Failure = Int[Array, "... 3"]
 
 

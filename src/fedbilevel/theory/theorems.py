@@ -1,7 +1,7 @@
 r"""Theorems 1, 2 and 3: every inequality with both sides, and every term of the bound.
 
 The largest steps a theorem allows follow from the same right-hand sides: rho2 first,
-then rho1 (whose bound contains rho2), then eta. What it bounds is the mean stationarity
+then rho1 (whose bound contains rho2), then eta. It bounds the mean stationarity
 
     M(T) = (1/T) sum_t E[ ||grad Phi(xbar_t)||^2 + Ltil^2 ||ybar_t - y*(xbar_t)||^2 ]
 

@@ -40,7 +40,14 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
         _check_scalar(name, partial(problem.scored, loss), x, y, rows)
     probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
     for name, probe in probes.items():
-        _check_mean(name, float(probe["both"]), float(np.mean(probe["singles"])))
+        both, mean = float(probe["both"]), float(np.mean(probe["singles"]))
+        if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
+            raise InvalidInputError(
+                f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the "
+                f"two rows is {mean:.6g}. A loss must average over the rows of its "
+                "batch (`jnp.mean`, not `jnp.sum`), else step sizes depend on the "
+                "batch size."
+            )
         if (probe["elsewhere"] == probe["singles"][0]).all():
             raise InvalidInputError(
                 f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs "
@@ -133,15 +140,6 @@ def _check_scalar(
         raise InvalidInputError(
             f"`{name}(x, y, batch)` must return one number, the mean over the batch, "
             f"got {shape}. Take `jnp.mean` of the per-sample losses."
-        )
-
-
-def _check_mean(name: str, both: float, mean: float) -> None:
-    if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
-        raise InvalidInputError(
-            f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the two "
-            f"rows is {mean:.6g}. A loss must average over the rows of its batch "
-            "(`jnp.mean`, not `jnp.sum`), else step sizes depend on the batch size."
         )
 
 

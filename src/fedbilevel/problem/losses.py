@@ -10,6 +10,7 @@ return the mean over its rows. Terms without data (a regularizer) belong inside.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -194,7 +195,8 @@ class Batch(eqx.Module):
     weights: Float[Array, " *rows"] | None = None
 
 
-def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:
+def _score(level: str, problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
+    loss = problem.upper if level == "upper" else problem.lower
     if batch.weights is None:
         return problem.scored(loss, x, y, batch.rows)
 
@@ -205,14 +207,8 @@ def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Sc
     return jnp.vdot(batch.weights, jax.vmap(score_row)(batch.rows))
 
 
-def upper_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
-    """Return f on a batch."""
-    return _score(problem, problem.upper, x, y, batch)
-
-
-def lower_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
-    """Return g on a batch."""
-    return _score(problem, problem.lower, x, y, batch)
+# f and g on a batch, functions of (problem, x, y, batch).
+upper_loss, lower_loss = partial(_score, "upper"), partial(_score, "lower")
 
 
 def lower_hessian(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Array | None:
@@ -220,17 +216,19 @@ def lower_hessian(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Array |
     if (closed := problem.lower_hessian) is None:
         return None
 
-    def summed(piece: Batch) -> Array:
+    def summed(problem: Problem, x: Upper, y: Lower, piece: Batch) -> Array:
         count = jax.tree.leaves(piece.rows)[0].shape[0]
         alike = jnp.full(count, 1 / count, jax.tree.leaves(y)[0].dtype)
         weights = alike if piece.weights is None else piece.weights
         return closed(*problem.whole(x, y), piece.rows, weights, *problem.inputs)
 
-    return over_pieces(problem, batch, summed)
+    return over_pieces(summed, problem, x, y, batch)
 
 
-def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) -> T:
-    """Return what a function makes of a batch, its loss or a derivative of that.
+def over_pieces(
+    function: Callable[..., T], problem: Problem, x: Upper, y: Lower, batch: Batch
+) -> T:
+    """Return what a function of these makes of a batch, a loss or a derivative of it.
 
     Both are means over rows, so that those of pieces add up, and only one piece's
     intermediate values are ever held.
@@ -238,11 +236,11 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
     count = jax.tree.leaves(batch.rows)[0].shape[0]
     most = problem.rows_at_once or count
     if count <= most:
-        return function(batch)
+        return function(problem, x, y, batch)
     pieces, each = _pieces(batch, count, most)
 
     def taken(total: Any, piece: Batch) -> Any:
-        return _tree.add_scaled(total, each, function(piece))
+        return _tree.add_scaled(total, each, function(problem, x, y, piece))
 
     def add(total: Any, piece: Batch) -> tuple[Any, None]:
         if piece.weights is None:
@@ -252,7 +250,8 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
         return jax.lax.cond(real, taken, lambda total, _: total, total, piece), None
 
     first = jax.tree.map(lambda leaf: leaf[0], pieces)
-    zeros = _tree.zeros_like(jax.eval_shape(function, first))
+    value = jax.eval_shape(lambda piece: function(problem, x, y, piece), first)
+    zeros = _tree.zeros_like(value)
     return jax.lax.scan(add, zeros, pieces)[0]
 
 

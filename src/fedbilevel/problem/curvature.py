@@ -16,11 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Rows, Scalar, Upper
-from fedbilevel.problem.every_client import (
-    map_clients,
-    mean_of_clients,
-    weight_of_client,
-)
+from fedbilevel.problem import every_client
+from fedbilevel.problem.every_client import map_clients, weight_of_client
 from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
@@ -133,7 +130,7 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
             behind = slope(own(client), _tree.add_scaled(y, -_REACH, v), *batches)
             return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
 
-        return mean_of_clients(of_client, (clients, drawn), share, weight)
+        return every_client.mean_of_clients(of_client, (clients, drawn), share, weight)
 
     def fy(mine: Oracle, at: Lower, xi: Batch, _: Batch) -> Lower:
         return mine.upper_gradients(x, at, xi)[1]

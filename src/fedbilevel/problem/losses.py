@@ -8,6 +8,7 @@ r"""The two losses of a problem and how a batch of samples is scored by them.
 return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -16,15 +17,17 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import NOTHING
-from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
+from fedbilevel._types import Key, Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 
 T = TypeVar("T")
+_BITS = 8  # for one entry of a mask, at most
 
 
 @dataclass(frozen=True)
@@ -270,3 +273,29 @@ def _pieces(batch: Batch, count: int, most: int) -> tuple[Batch, float]:
     # Rows that fill up the last piece weigh nothing.
     weights = jnp.where(places < count, batch.weights[taken], 0)
     return Batch(rows, weights), 1.0
+
+
+def coin_mask(
+    key: Key, shape: tuple[int, ...], keep: float = 0.5
+) -> Bool[Array, "..."]:
+    """Return independent flags that are True with the chance `keep`.
+
+    Use it in `Problem(lower_noise=...)` for dropout. `jax.random.bernoulli` hashes 32
+    bits for each flag; this takes one bit where `keep` is 1/2, two for quarters, and so
+    on down to 1/256.
+    """
+    bits = next((n for n in range(_BITS + 1) if float(keep * 2**n).is_integer()), None)
+    if bits is None or not 0 <= keep <= 1:
+        raise InvalidInputError(
+            f"keep={keep}: give a chance from 0 to 1 in steps of 1/{2**_BITS}, such as "
+            f"{min(max(round(keep * 2**_BITS), 0), 2**_BITS) / 2**_BITS:g}, or use "
+            "`jax.random.bernoulli`."
+        )
+    count = math.prod(shape)
+    words = jr.bits(key, (max(bits, 1), -(-count // 32)), jnp.uint32)
+    planes = words[..., None] >> jnp.arange(32, dtype=jnp.uint32) & jnp.uint32(1)
+    drawn = planes[0]
+    for plane in planes[1:]:
+        drawn = 2 * drawn + plane
+    flags = drawn < jnp.uint32(round(keep * 2 ** max(bits, 1)))
+    return flags.reshape(-1)[:count].reshape(shape)

@@ -264,15 +264,22 @@ def _pieces(batch: Batch, count: int, most: int) -> tuple[Batch, float]:
     if batch.weights is None:
         # Pieces of one size, so that the mean of their means is that of all rows.
         number = next(n for n in range(number, count + 1) if count % n == 0)
+        return divided(batch, number)[0], 1 / number
+    pieces, real = divided(batch, number)
+    # Rows that fill up the last piece weigh nothing.
+    return Batch(pieces.rows, jnp.where(real, pieces.weights, 0)), 1.0
+
+
+def divided(items: PyTree, number: int) -> tuple[PyTree, Bool[Array, "parts entries"]]:
+    """Divide entries into so many parts of one size, the last entry filling up.
+
+    Also say which places are not such fillings.
+    """
+    count = jax.tree.leaves(items)[0].shape[0]
     size = -(-count // number)
     places = jnp.arange(number * size, dtype=jnp.int32).reshape(number, size)
     taken = jnp.minimum(places, count - 1)
-    rows = jax.tree.map(lambda leaf: leaf[taken], batch.rows)
-    if batch.weights is None:
-        return Batch(rows), 1 / number
-    # Rows that fill up the last piece weigh nothing.
-    weights = jnp.where(places < count, batch.weights[taken], 0)
-    return Batch(rows, weights), 1.0
+    return jax.tree.map(lambda leaf: leaf[taken], items), places < count
 
 
 def coin_mask(

@@ -39,6 +39,7 @@ from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _parts, _rows
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
+from fedbilevel.tasks._networks import arrays_of
 
 OPERATIONS = ("convolution_3", "convolution_5", "average", "identity")
 EDGES = 2
@@ -147,34 +148,6 @@ def single_scores(choice: tuple[str, ...], y: Network, images: Array) -> Array:
     for operation, edge in zip(choice, y.edges, strict=True):
         hidden = edge.apply(operation, hidden)
     return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
-
-
-def mixed_layers(x: Array, y: Network, pixels: int) -> tuple[Dense, ...]:
-    """Return the mixed network as layers of a model, for flat images of so many pixels.
-
-    What an edge is given is never negative, so that a relu leaves the average and the
-    identity as they are, and all operations are one layer.
-    """
-    first, bias = y.first.as_matrix(pixels)
-    layers = [Dense(first, bias, relu=True)]
-    width = len(bias)
-    near = _neighbors(_INSIDE**2, 9).mean(axis=-1).T
-    blank = np.zeros(width, bias.dtype)
-    others = [
-        (np.kron(near, np.eye(_CHANNELS)).astype(bias.dtype), blank),
-        (np.eye(width, dtype=bias.dtype), blank),
-    ]
-    for logits, edge in zip(np.asarray(x), y.edges, strict=True):
-        share = np.exp(logits - logits.max())
-        share = (share / share.sum()).astype(bias.dtype)
-        learned = (edge.convolution_3, edge.convolution_5)
-        every = [*(one.as_matrix(_INSIDE**2) for one in learned), *others]
-        weights, biases = zip(*every, strict=True)
-        layers.append(Dense(np.vstack(weights), np.hstack(biases), relu=True))
-        summed = np.kron(share[None], np.eye(width, dtype=bias.dtype))
-        layers.append(Dense(summed, blank))
-    last = Dense(np.asarray(y.last.weight), np.asarray(y.last.bias))
-    return (*layers, last)
 
 
 def _penalty(y: Network) -> Scalar:
@@ -326,16 +299,32 @@ def _together(made: Preparation) -> tuple[float, float]:
 
 
 def _layers(shape: tuple[int, ...], x: Array, y: Network) -> tuple[Layer, ...]:
-    """Return the mixed network as a model; images of a shape become small before."""
-    layers = mixed_layers(x, y, _SIDE**2)
-    if math.prod(shape) == _SIDE**2:
-        return layers
-    side = math.isqrt(shape[0])
-    height, width, *channels = shape if len(shape) > 1 else (side, side)
-    means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
-    count = math.prod(channels)
-    means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
-    return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
+    """Return the mixed network as a model; images of a shape become small before.
+
+    What an edge is given is never negative, so that a relu leaves the average and the
+    identity as they are, and all operations are one layer.
+    """
+    weight, bias = y.first.as_matrix(_SIDE**2)
+    layers = [Dense(weight, bias, relu=True)]
+    if math.prod(shape) != _SIDE**2:
+        side = math.isqrt(shape[0])
+        height, width, *channels = shape if len(shape) > 1 else (side, side)
+        means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
+        count = math.prod(channels)
+        means = np.repeat(means / count, count, axis=1).astype(weight.dtype)
+        layers.insert(0, Dense(means, np.zeros(_SIDE**2, means.dtype)))
+    near = _neighbors(_INSIDE**2, 9).mean(axis=-1).T
+    same, blank = np.eye(len(bias), dtype=bias.dtype), np.zeros_like(bias)
+    average = np.kron(near, np.eye(_CHANNELS)).astype(bias.dtype)
+    for logits, edge in zip(np.asarray(x), y.edges, strict=True):
+        share = np.exp(logits - logits.max())
+        share = (share / share.sum()).astype(bias.dtype)
+        learned = (edge.convolution_3, edge.convolution_5)
+        every = [one.as_matrix(_INSIDE**2) for one in learned]
+        weights, biases = zip(*every, (average, blank), (same, blank), strict=True)
+        layers.append(Dense(np.vstack(weights), np.hstack(biases), relu=True))
+        layers.append(Dense(np.kron(share[None], same), blank))
+    return (*layers, Dense(*arrays_of(y.last)))
 
 
 def make(

@@ -144,9 +144,7 @@ class ClosedForm(eqx.Module):
         A, C, a, b, r = _means(data)
         return ClosedForm(A, C, a, b, r, _l_tilde(A, C, r))
 
-    def of_data(self, data: ClientData) -> "ClosedForm":
-        """Return the answers for other data, or for other weights of it."""
-        return ClosedForm.of(data)
+    of_data = of  # by this name, answers of another average are asked for
 
     def lower_solution(self, x: Array) -> Array:
         """Return y*(x)."""

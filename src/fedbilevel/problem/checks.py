@@ -16,7 +16,7 @@ from fedbilevel._types import Loss, Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError, coarse_cure
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
-from fedbilevel.problem.losses import Batch, Problem
+from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
@@ -166,7 +166,16 @@ def broken_derivative(oracle: Oracle, x: Upper, y: Lower, second: bool) -> str:
     With `second` those of second order count, too. The text is empty if all are finite.
     """
     batches = {"upper": oracle.all_upper(), "lower": oracle.all_lower()}
-    for (order, level, by), tree in _derivatives(oracle, x, y, batches, second).items():
+    fx, fy = oracle.upper_gradients(x, y, batches["upper"])
+    gx, gy = oracle.lower_gradients(x, y, batches["lower"])
+    # By order, level and variable; the second ones along ones.
+    found = {("", "upper", "x"): fx, ("", "upper", "y"): fy}
+    found |= {("", "lower", "x"): gx, ("", "lower", "y"): gy}
+    if second:
+        point = (x, y, jax.tree.map(jnp.ones_like, y), batches["lower"])
+        found[("second ", "lower", "y")] = oracle.hessian_product(*point)
+        found[("mixed second ", "lower", "x")] = oracle.cross_product(*point)
+    for (order, level, by), tree in found.items():
         leaves = zip(_tree.leaf_names(tree), jax.tree.leaves(tree), strict=True)
         for leaf, values in leaves:
             bad = np.asarray(values)[~np.isfinite(values)]
@@ -182,22 +191,6 @@ def broken_derivative(oracle: Oracle, x: Upper, y: Lower, second: bool) -> str:
                 f"{level} loss with respect to {where} is {bad[0]}. {cure}"
             )
     return ""
-
-
-def _derivatives(
-    oracle: Oracle, x: Upper, y: Lower, batches: dict[str, Batch], second: bool
-) -> dict[tuple[str, str, str], PyTree]:
-    """Return derivatives by order, level and variable; the second ones along ones."""
-    fx, fy = oracle.upper_gradients(x, y, batches["upper"])
-    gx, gy = oracle.lower_gradients(x, y, batches["lower"])
-    found = {("", "upper", "x"): fx, ("", "upper", "y"): fy}
-    found |= {("", "lower", "x"): gx, ("", "lower", "y"): gy}
-    if not second:
-        return found
-    point = (x, y, jax.tree.map(jnp.ones_like, y), batches["lower"])
-    found[("second ", "lower", "y")] = oracle.hessian_product(*point)
-    found[("mixed second ", "lower", "x")] = oracle.cross_product(*point)
-    return found
 
 
 def _too_large(level: str, rows: Rows) -> str:

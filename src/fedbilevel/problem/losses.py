@@ -240,7 +240,16 @@ def over_pieces(
     most = problem.rows_at_once or count
     if count <= most:
         return function(problem, x, y, batch)
-    pieces, each = _pieces(batch, count, most)
+    number = -(-count // most)
+    if batch.weights is None:
+        # Pieces of one size, so that the mean of their means is that of all rows.
+        number = next(n for n in range(number, count + 1) if count % n == 0)
+        pieces, each = divided(batch, number)[0], 1 / number
+    else:
+        pieces, real = divided(batch, number)
+        # Rows that fill up the last piece weigh nothing.
+        weights = jnp.where(real, pieces.weights, 0)
+        pieces, each = Batch(pieces.rows, weights), 1.0
 
     def taken(total: Any, piece: Batch) -> Any:
         return _tree.add_scaled(total, each, function(problem, x, y, piece))
@@ -256,18 +265,6 @@ def over_pieces(
     value = jax.eval_shape(lambda piece: function(problem, x, y, piece), first)
     zeros = _tree.zeros_like(value)
     return jax.lax.scan(add, zeros, pieces)[0]
-
-
-def _pieces(batch: Batch, count: int, most: int) -> tuple[Batch, float]:
-    """Divide a batch, and say what the value of a piece counts in the whole."""
-    number = -(-count // most)
-    if batch.weights is None:
-        # Pieces of one size, so that the mean of their means is that of all rows.
-        number = next(n for n in range(number, count + 1) if count % n == 0)
-        return divided(batch, number)[0], 1 / number
-    pieces, real = divided(batch, number)
-    # Rows that fill up the last piece weigh nothing.
-    return Batch(pieces.rows, jnp.where(real, pieces.weights, 0)), 1.0
 
 
 def divided(items: PyTree, number: int) -> tuple[PyTree, Bool[Array, "parts entries"]]:

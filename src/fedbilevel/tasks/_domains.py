@@ -1,4 +1,4 @@
-"""Many small learning tasks, a network for them, and ways to adapt it to one.
+"""Many small learning tasks, a network for them, and how it is adapted to one.
 
 Tasks are waves, or characters. x is what they share, y what one of them has. Every kind
 of lower problem says which layers are y, what the lower level minimizes, and how a new

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Loss, Lower, Rows, Upper
+from fedbilevel._types import Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError, coarse_cure
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
@@ -32,12 +32,9 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
             "`Problem(separate=True)`: the lower level is a sum over the first axis of "
             "y, so all of its leaves need a first axis of one length."
         )
-    levels = (
-        ("upper", problem.upper, data.upper),
-        ("lower", problem.lower, data.lower),
-    )
-    for name, loss, rows in levels:
-        _check_scalar(name, partial(problem.scored, loss), x, y, rows)
+    for name in ("upper", "lower"):
+        score = partial(problem.scored, getattr(problem, name))
+        _check_scalar(name, score, x, y, getattr(data, name))
     probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
     for name, probe in probes.items():
         both, mean = float(probe["both"]), float(np.mean(probe["singles"]))
@@ -73,15 +70,14 @@ def _probe(
     over all its rows.
     """
 
-    def of_level(
-        loss: Loss, rows: Rows, sizes: Array, clients: Array
-    ) -> dict[str, Array]:
+    def of_level(level: str, clients: Array) -> dict[str, Array]:
+        rows, sizes = getattr(data, level), getattr(data, f"{level}_sizes")
         last = jnp.minimum(1, sizes[0] - 1)
         one, two = (
             fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
         )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
-        score = partial(problem.scored, loss)
+        score = partial(problem.scored, getattr(problem, level))
 
         # A loop, so that the loss is compiled once for all single rows.
         def alone(case: tuple[Array, Array]) -> Array:
@@ -108,10 +104,7 @@ def _probe(
 
     everybody, weight = jnp.arange(data.clients), weight_of_client(problem, data, x, y)
     upper, lower = map_clients(of_client, everybody, weight)
-    return {
-        "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),
-        "lower": of_level(problem.lower, data.lower, data.lower_sizes, lower),
-    }
+    return {"upper": of_level("upper", upper), "lower": of_level("lower", lower)}
 
 
 def _check_start(start: PyTree, name: str) -> None:

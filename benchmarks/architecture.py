@@ -16,8 +16,7 @@ from typing import Any
 
 from fedbilevel import configure, tasks
 from fedbilevel.experiments import Experiment
-from fedbilevel.tasks._search_space import EDGES, OPERATIONS
-from fedbilevel.tasks.architecture import retrained_accuracy
+from fedbilevel.tasks.architecture import EDGES, OPERATIONS, retrained_accuracy
 
 
 def measured(split: int) -> dict[str, Any]:

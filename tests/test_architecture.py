@@ -17,7 +17,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.models import Model
 from fedbilevel.tasks import architecture
-from fedbilevel.tasks._search_space import OPERATIONS, mixed_scores, single_scores
+from fedbilevel.tasks.architecture import OPERATIONS, mixed_scores, single_scores
 
 IMAGES: Any = np.random.default_rng(0).normal(size=(2, 64))
 

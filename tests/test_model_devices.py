@@ -24,7 +24,7 @@ from fedbilevel.runtime import SimulatorRuntime, SweepRuntime, execute
 from fedbilevel.runtime.driver import NEVER, Outcome
 from fedbilevel.runtime.layout import MODEL, Layout
 from fedbilevel.runtime.sweeping import single_outcomes
-from fedbilevel.tasks import _transformers, reweighting
+from fedbilevel.tasks import reweighting
 from tests.conftest import compiled
 from tests.model_devices_worker import job_of, loss
 
@@ -43,7 +43,7 @@ def untrained():
         return initialize(made, jr.key(0))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_transformers, "pretrained", initialized)
+        patch.setattr(reweighting, "pretrained", initialized)
         yield
 
 

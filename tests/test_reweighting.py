@@ -30,11 +30,11 @@ from fedbilevel.models.transformer import Architecture, initialize, logits
 from fedbilevel.problem import Oracle
 from fedbilevel.problem.checks import check_problem
 from fedbilevel.runtime.contract import failure
-from fedbilevel.tasks import _texts, _transformers, reweighting
+from fedbilevel.tasks import _texts, reweighting
 from fedbilevel.tasks._texts import TokenCounts, read_counts
 from tests.federation import Loopback
 
-PRETRAINED = _transformers.pretrained
+PRETRAINED = reweighting.pretrained
 SMALL = {"width": 8, "rank": 2, "adapted": "query,down"}
 
 
@@ -47,7 +47,7 @@ def untrained():
         return initialize(made, jr.key(0))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_transformers, "pretrained", initialized)
+        patch.setattr(reweighting, "pretrained", initialized)
         yield
 
 
@@ -261,10 +261,10 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     whole.save(str(path))
     with pytest.raises(InvalidInputError, match="301 tokens, but the vocabulary"):
-        _transformers.base_of("built-in", str(path), 8, (8, 1), None)
+        reweighting.base_of("built-in", str(path), 8, (8, 1), None)
     path.write_text("{}")
     with pytest.raises(InvalidInputError, match="is no tokenizer"):
-        _transformers.base_of("built-in", str(path), 8, (8, 1), None)
+        reweighting.base_of("built-in", str(path), 8, (8, 1), None)
 
 
 class StandIn:
@@ -325,7 +325,7 @@ def test_a_run_leaves_weights_and_adapters(tmp_path):
 
 @pytest.mark.slow
 def test_noise_loses_its_weight(tmp_path, monkeypatch):
-    monkeypatch.setattr(_transformers, "pretrained", PRETRAINED)
+    monkeypatch.setattr(reweighting, "pretrained", PRETRAINED)
     result = Experiment("reweighting", clients=4).run(tmp_path / "run")
     assert result.final["weight_wrong"] < 0.05 and result.final["weight_letters"] < 0.05
     assert result.final["weight_colors"] > 0.1 and result.final["weight_sounds"] > 0.1
@@ -412,11 +412,11 @@ def test_a_site_whose_base_differs_in_one_number_is_refused():
         agreed(SETTINGS, SimpleNamespace(members=members))  # type: ignore[arg-type]
 
 
-def placed(model: str, tokenizer: str, *rest: Any) -> _transformers.Base:
+def placed(model: str, tokenizer: str, *rest: Any) -> reweighting.Base:
     """Return the base of a folder; the tokenizer of the folder `odd` is another."""
-    made = _transformers.pretrained(8, 1, 8)
+    made = reweighting.pretrained(8, 1, 8)
     known = Bytes(fingerprint="odd" if tokenizer == "odd" else "bytes")
-    return _transformers.Base(made, known, "llama", model)
+    return reweighting.Base(made, known, "llama", model)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from fedbilevel.startup import (
 )
 from fedbilevel.startup.identity import UnnamedError, exact_description
 from fedbilevel.startup.stored_traces import as_lists, from_lists, name_of
-from fedbilevel.tasks._folds import Folded
+from fedbilevel.tasks.regularization import Folded
 
 # Runs a command as users do; "blind" so that nothing can be traced, and "plain" without
 # what is said of a process that runs commands alone.

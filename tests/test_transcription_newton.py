@@ -15,7 +15,7 @@ from fedbilevel.channels import Channel, Privacy
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Oracle
 from fedbilevel.runtime import Checkpoints, Job, Sampling, SimulatorRuntime, execute
-from fedbilevel.tasks._folds import Folded, strengths
+from fedbilevel.tasks.regularization import Folded, strengths
 
 FOLDS, WIDTH = 3, 4
 

@@ -20,7 +20,7 @@ from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Terms
 from fedbilevel.runtime.traced_calls import SAMPLES
-from fedbilevel.tasks._folds import strengths
+from fedbilevel.tasks.regularization import strengths
 from tests.federation import Loopback
 from tests.test_weights import table_of
 

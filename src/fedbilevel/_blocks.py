@@ -5,7 +5,7 @@ directions. So private blocks can be found in any message, and taken out of it.
 """
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import equinox as eqx
 import jax
@@ -20,15 +20,12 @@ NOTHING = Pair(False, False)
 def either(a: Pair, b: Pair, x: PyTree, y: PyTree) -> Pair:
     """Flag a leaf of (x, y) as private if one of two declarations does."""
 
-    def spread(flags: Any, tree: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda flag, part: jax.tree.map(lambda _: bool(flag), part), flags, tree
-        )
-
     def both(left: Any, right: Any, tree: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda u, v: u or v, spread(left, tree), spread(right, tree)
-        )
+        flags = [
+            jax.tree.map(lambda own, part: jax.tree.map(lambda _: own, part), one, tree)
+            for one in (left, right)
+        ]
+        return jax.tree.map(lambda u, v: bool(u or v), *flags)
 
     return Pair(both(a.x, b.x, x), both(a.y, b.y, y))
 
@@ -45,26 +42,19 @@ def split(tree: PyTree, private: Pair) -> tuple[PyTree, PyTree]:
     """
 
     def flags(node: Any) -> Any:
-        if not isinstance(node, AbstractBlocks):
+        if not _is_blocks(node):
             return False
-        own = {
-            field.name: _where_present(
-                private.x if field.name == "x" else private.y, getattr(node, field.name)
-            )
-            for field in fields(node)
-        }
-        return replace(node, **own)
+        # A block that does not travel at all, or was taken out before, has no flag.
+        present = [name for name, block in vars(node).items() if block is not None]
+        flagged = {name: private.x if name == "x" else private.y for name in present}
+        return replace(node, **flagged)
 
-    def is_blocks(node: Any) -> bool:
-        return isinstance(node, AbstractBlocks)
-
-    own, public = eqx.partition(tree, jax.tree.map(flags, tree, is_leaf=is_blocks))
+    own, public = eqx.partition(tree, jax.tree.map(flags, tree, is_leaf=_is_blocks))
     return public, own
 
 
-def _where_present(flags: PyTree, block: PyTree) -> PyTree:
-    # A block that does not travel at all, or was taken out before, has no flag.
-    return None if block is None else flags
+def _is_blocks(node: Any) -> TypeGuard[AbstractBlocks]:
+    return isinstance(node, AbstractBlocks)
 
 
 def combine(first: PyTree, second: PyTree) -> PyTree:
@@ -81,12 +71,10 @@ def leaf_numbers(tree: PyTree) -> list[list[int]]:
     """
     leaves, structure = jax.tree.flatten(tree)
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
-    parts = jax.tree.leaves(
-        numbered, is_leaf=lambda part: isinstance(part, AbstractBlocks)
-    )
-    pairs = [part for part in parts if isinstance(part, AbstractBlocks)]
+    parts = jax.tree.leaves(numbered, is_leaf=_is_blocks)
+    pairs = filter(_is_blocks, parts)
     inside = [getattr(pair, one.name) for pair in pairs for one in fields(pair)]
-    outside = [part for part in parts if not isinstance(part, AbstractBlocks)]
+    outside = [part for part in parts if not _is_blocks(part)]
     arrays = [number for number in outside if np.ndim(leaves[number])]
     single = [number for number in outside if not np.ndim(leaves[number])]
     blocks = [jax.tree.leaves(block) for block in (*inside, arrays, single)]

@@ -27,12 +27,8 @@ from jaxtyping import Array
 
 from fedbilevel import _evaluation, _tree
 from fedbilevel._types import Key, Lower, Number, Upper
-from fedbilevel.hypergradient._base import (
-    AbstractHypergradient,
-    Bundle,
-    Frozen,
-    check_step,
-)
+from fedbilevel.hypergradient import _base
+from fedbilevel.hypergradient._base import AbstractHypergradient, Bundle, Frozen
 from fedbilevel.problem import Batch, Oracle
 from fedbilevel.schedules import count, number
 
@@ -79,7 +75,7 @@ class _AbstractSeries(AbstractHypergradient):
 
     def check(self, curvature: float, client: int) -> None:
         """Raise if theta is too large for the series."""
-        check_step(type(self).__name__, "theta", self.theta, curvature, client)
+        _base.check_step(type(self).__name__, "theta", self.theta, curvature, client)
 
     def factor(self, oracle: Oracle, x: Upper, y: Lower) -> Callable:
         """Return the map of r to (I - theta H) r, on a batch or the one of a key."""

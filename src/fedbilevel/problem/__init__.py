@@ -14,8 +14,8 @@ from fedbilevel.problem.data import padded as padded
 from fedbilevel.problem.data import padded_count as padded_count
 from fedbilevel.problem.losses import Batch as Batch
 from fedbilevel.problem.losses import Problem as Problem
+from fedbilevel.problem.losses import coin_mask as coin_mask
 from fedbilevel.problem.losses import split_start as split_start
-from fedbilevel.problem.masks import coin_mask as coin_mask
 from fedbilevel.problem.oracle import Oracle as Oracle
 from fedbilevel.problem.stored_rows import StoredRows as StoredRows
 from fedbilevel.problem.stored_rows import stored as stored

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from fedbilevel import _tree
-from fedbilevel._types import Loss, Lower, Rows, Upper
+from fedbilevel._types import Lower, Rows, Upper
 from fedbilevel.errors import ClientInputError, InvalidInputError, coarse_cure
 from fedbilevel.problem.data import Data
 from fedbilevel.problem.every_client import map_clients, weight_of_client
-from fedbilevel.problem.losses import Batch, Problem
+from fedbilevel.problem.losses import Problem
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 from fedbilevel.problem.stored_rows import fetched
@@ -32,15 +32,19 @@ def check_problem(problem: Problem, data: Data, x: Upper, y: Lower) -> None:
             "`Problem(separate=True)`: the lower level is a sum over the first axis of "
             "y, so all of its leaves need a first axis of one length."
         )
-    levels = (
-        ("upper", problem.upper, data.upper),
-        ("lower", problem.lower, data.lower),
-    )
-    for name, loss, rows in levels:
-        _check_scalar(name, partial(problem.scored, loss), x, y, rows)
+    for name in ("upper", "lower"):
+        score = partial(problem.scored, getattr(problem, name))
+        _check_scalar(name, score, x, y, getattr(data, name))
     probes = jax.tree.map(np.asarray, _probe(problem, data, x, y))
     for name, probe in probes.items():
-        _check_mean(name, float(probe["both"]), float(np.mean(probe["singles"])))
+        both, mean = float(probe["both"]), float(np.mean(probe["singles"]))
+        if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
+            raise InvalidInputError(
+                f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the "
+                f"two rows is {mean:.6g}. A loss must average over the rows of its "
+                "batch (`jnp.mean`, not `jnp.sum`), else step sizes depend on the "
+                "batch size."
+            )
         if (probe["elsewhere"] == probe["singles"][0]).all():
             raise InvalidInputError(
                 f"`{name}(x, y, batch)` does not depend on y. A bilevel problem needs "
@@ -66,15 +70,14 @@ def _probe(
     over all its rows.
     """
 
-    def of_level(
-        loss: Loss, rows: Rows, sizes: Array, clients: Array
-    ) -> dict[str, Array]:
+    def of_level(level: str, clients: Array) -> dict[str, Array]:
+        rows, sizes = getattr(data, level), getattr(data, f"{level}_sizes")
         last = jnp.minimum(1, sizes[0] - 1)
         one, two = (
             fetched(jax.tree.map(lambda a, i=i: a[0, i][None], rows)) for i in (0, last)
         )
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, two)
-        score = partial(problem.scored, loss)
+        score = partial(problem.scored, getattr(problem, level))
 
         # A loop, so that the loss is compiled once for all single rows.
         def alone(case: tuple[Array, Array]) -> Array:
@@ -101,10 +104,7 @@ def _probe(
 
     everybody, weight = jnp.arange(data.clients), weight_of_client(problem, data, x, y)
     upper, lower = map_clients(of_client, everybody, weight)
-    return {
-        "upper": of_level(problem.upper, data.upper, data.upper_sizes, upper),
-        "lower": of_level(problem.lower, data.lower, data.lower_sizes, lower),
-    }
+    return {"upper": of_level("upper", upper), "lower": of_level("lower", lower)}
 
 
 def _check_start(start: PyTree, name: str) -> None:
@@ -136,15 +136,6 @@ def _check_scalar(
         )
 
 
-def _check_mean(name: str, both: float, mean: float) -> None:
-    if np.isfinite(both) and not np.isclose(both, mean, rtol=1e-3, atol=1e-5):
-        raise InvalidInputError(
-            f"`{name}(x, y, batch)` is {both:.6g} on two rows, but the mean of the two "
-            f"rows is {mean:.6g}. A loss must average over the rows of its batch "
-            "(`jnp.mean`, not `jnp.sum`), else step sizes depend on the batch size."
-        )
-
-
 def _check_finite(name: str, clients: np.ndarray, coarse_type: str) -> None:
     bad = np.flatnonzero(~np.isfinite(clients))
     if bad.size:
@@ -168,7 +159,16 @@ def broken_derivative(oracle: Oracle, x: Upper, y: Lower, second: bool) -> str:
     With `second` those of second order count, too. The text is empty if all are finite.
     """
     batches = {"upper": oracle.all_upper(), "lower": oracle.all_lower()}
-    for (order, level, by), tree in _derivatives(oracle, x, y, batches, second).items():
+    fx, fy = oracle.upper_gradients(x, y, batches["upper"])
+    gx, gy = oracle.lower_gradients(x, y, batches["lower"])
+    # By order, level and variable; the second ones along ones.
+    found = {("", "upper", "x"): fx, ("", "upper", "y"): fy}
+    found |= {("", "lower", "x"): gx, ("", "lower", "y"): gy}
+    if second:
+        point = (x, y, jax.tree.map(jnp.ones_like, y), batches["lower"])
+        found[("second ", "lower", "y")] = oracle.hessian_product(*point)
+        found[("mixed second ", "lower", "x")] = oracle.cross_product(*point)
+    for (order, level, by), tree in found.items():
         leaves = zip(_tree.leaf_names(tree), jax.tree.leaves(tree), strict=True)
         for leaf, values in leaves:
             bad = np.asarray(values)[~np.isfinite(values)]
@@ -184,22 +184,6 @@ def broken_derivative(oracle: Oracle, x: Upper, y: Lower, second: bool) -> str:
                 f"{level} loss with respect to {where} is {bad[0]}. {cure}"
             )
     return ""
-
-
-def _derivatives(
-    oracle: Oracle, x: Upper, y: Lower, batches: dict[str, Batch], second: bool
-) -> dict[tuple[str, str, str], PyTree]:
-    """Return derivatives by order, level and variable; the second ones along ones."""
-    fx, fy = oracle.upper_gradients(x, y, batches["upper"])
-    gx, gy = oracle.lower_gradients(x, y, batches["lower"])
-    found = {("", "upper", "x"): fx, ("", "upper", "y"): fy}
-    found |= {("", "lower", "x"): gx, ("", "lower", "y"): gy}
-    if not second:
-        return found
-    point = (x, y, jax.tree.map(jnp.ones_like, y), batches["lower"])
-    found[("second ", "lower", "y")] = oracle.hessian_product(*point)
-    found[("mixed second ", "lower", "x")] = oracle.cross_product(*point)
-    return found
 
 
 def _too_large(level: str, rows: Rows) -> str:

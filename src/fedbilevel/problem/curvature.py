@@ -16,15 +16,13 @@ from jaxtyping import Array, Float, Int
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Rows, Scalar, Upper
-from fedbilevel.problem.every_client import (
-    map_clients,
-    mean_of_clients,
-    weight_of_client,
-)
+from fedbilevel.problem import every_client
+from fedbilevel.problem.every_client import map_clients, weight_of_client
 from fedbilevel.problem.losses import Batch
 from fedbilevel.problem.oracle import Oracle
 from fedbilevel.problem.running_once import runs_once
 
+_ITERATIONS = 20
 _ROWS = 4096  # of all clients together, which are enough to weigh f against g
 _REACH = 1e-2  # between the two places of a difference, half of it
 
@@ -58,12 +56,7 @@ def curvature_along(
 
 @runs_once
 def largest_curvature(
-    oracle: Oracle,
-    clients: Int[Array, " some"],
-    x: Upper,
-    y: Lower,
-    key: Key,
-    iterations: int = 20,
+    oracle: Oracle, clients: Int[Array, " some"], x: Upper, y: Lower, key: Key
 ) -> Float[Array, " some"]:
     """Estimate the largest lower curvature of clients, from below.
 
@@ -74,7 +67,7 @@ def largest_curvature(
         own = eqx.tree_at(lambda one: one.client, oracle, client)
         draw, begin = jr.split(jr.fold_in(key, client))
         v = some_direction(y, begin)
-        return curvature_along(own, x, y, v, own.draw_lower(draw), iterations)[1]
+        return curvature_along(own, x, y, v, own.draw_lower(draw), _ITERATIONS)[1]
 
     weight = weight_of_client(oracle.problem, oracle.data, x, y)
     return map_clients(of_client, clients, weight)
@@ -82,7 +75,7 @@ def largest_curvature(
 
 @runs_once
 def opposed_curvatures(
-    oracle: Oracle, x: Upper, y: Lower, factor: Scalar, key: Key, iterations: int = 20
+    oracle: Oracle, x: Upper, y: Lower, factor: Scalar, key: Key
 ) -> tuple[Scalar, Scalar]:
     """Return how much f and g curve along a direction where g - factor f curves little.
 
@@ -90,9 +83,9 @@ def opposed_curvatures(
     """
     of_f, of_g = _mean_products(oracle, x, y, key)
     begin = some_direction(y, key)
-    v, most = _powers(of_f, begin, iterations)
+    v, most = _powers(of_f, begin, _ITERATIONS)
     # Of what is taken from this multiple of v, the least curvature leaves most.
-    shift = _powers(of_g, begin, iterations)[1] + factor * most
+    shift = _powers(of_g, begin, _ITERATIONS)[1] + factor * most
 
     def rest(v: Lower) -> Lower:
         held = _tree.add_scaled(_tree.scale(shift, v), factor, of_f(v))
@@ -100,7 +93,7 @@ def opposed_curvatures(
 
     # Where f curves most g may, too, and a search that begins there would stay.
     start, _ = _unit(_tree.add(v, some_direction(y, jr.fold_in(key, 1))))
-    v, _ = _powers(rest, start, 2 * iterations)
+    v, _ = _powers(rest, start, 2 * _ITERATIONS)
     return _tree.dot(v, of_f(v)), _tree.dot(v, of_g(v))
 
 
@@ -133,7 +126,7 @@ def _mean_products(oracle: Oracle, x: Upper, y: Lower, key: Key):
             behind = slope(own(client), _tree.add_scaled(y, -_REACH, v), *batches)
             return _tree.scale(0.5 / _REACH, _tree.subtract(ahead, behind))
 
-        return mean_of_clients(of_client, (clients, drawn), share, weight)
+        return every_client.mean_of_clients(of_client, (clients, drawn), share, weight)
 
     def fy(mine: Oracle, at: Lower, xi: Batch, _: Batch) -> Lower:
         return mine.upper_gradients(x, at, xi)[1]

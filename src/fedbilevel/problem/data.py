@@ -22,32 +22,7 @@ Client: TypeAlias = Int[Array, ""] | int
 Places: TypeAlias = tuple[Array | int, Array]  # whose row, and which of them
 
 
-class _Parted(eqx.Module):
-    """Data whose rows can be divided into parts, the same ones every time."""
-
-    def part_places(
-        self, sizes: Array, client: Client, width: int, part: Client, most: int
-    ) -> tuple[Places, Array]:
-        """Return one part of a client's rows, and their weights.
-
-        There are `most` parts, or as many as rows if those are fewer. Padding weighs
-        nothing. Weights are those among all rows times the number of parts, so that the
-        mean over the parts is that over the rows, whatever their sizes.
-        """
-        own: Any = self
-        whose, share = own.owners(sizes, client)
-        parts = jnp.minimum(own.largest(sizes, client), most)
-        size, count = sizes[whose], parts.astype(sizes.dtype)
-        # Every so many rows one of them, so that parts differ in size by at most one.
-        first = jnp.asarray(part, sizes.dtype)
-        position = first + count * jnp.arange(-(-width // most), dtype=sizes.dtype)
-        # Padding is not read: past the end the last real row stands in, and weighs 0.
-        index = jnp.minimum(position, size - 1)
-        each = count.astype(share.dtype) * share / size.astype(share.dtype)
-        return (whose, index), jnp.where(position < size, each, 0)
-
-
-class ClientData(_Parted):
+class ClientData(eqx.Module):
     """Upper and lower samples per client, of unequal sizes, with client weights.
 
     Leaves of `upper` and `lower` are `(clients, rows, ...)`. Rows past a client's size,
@@ -83,10 +58,6 @@ class ClientData(_Parted):
         """Draw rows of a client, uniformly and independently."""
         return client, _uniform(sizes[client], key, count)
 
-    def largest(self, sizes: Array, client: Client) -> Array:
-        """Return how many rows a client has."""
-        return sizes[client]
-
     def owners(self, sizes: Array, client: Client) -> tuple[Client, Array]:
         """Return whose rows are divided, and their share of the weight."""
         return client, jnp.ones((), self.weights.dtype)
@@ -121,7 +92,7 @@ class ClientData(_Parted):
         return replace(self, weights=as_weights(weights, self.clients))
 
 
-class PooledData(_Parted):
+class PooledData(eqx.Module):
     """The rows of all clients, `parts`, as those of one: the ceiling of comparisons.
 
     A drawn row is one of client k with the chance w_k / sum w, then uniform over that
@@ -158,11 +129,6 @@ class PooledData(_Parted):
         whose = jr.choice(among, sizes.size, (count,), p=share)
         return whose, _uniform(sizes[whose], choose, count)
 
-    def largest(self, sizes: Array, client: Client) -> Array:
-        """Return the most rows that came from one client."""
-        del client
-        return jnp.max(sizes)
-
     def owners(self, sizes: Array, client: Client) -> tuple[Array, Array]:
         """Return all clients, whose rows are divided alike, and their shares."""
         whose = jnp.arange(sizes.size, dtype=jnp.int32)[:, None]
@@ -170,6 +136,27 @@ class PooledData(_Parted):
 
 
 Data: TypeAlias = ClientData | PooledData
+
+
+def part_places(
+    data: Data, sizes: Array, client: Client, width: int, part: Client, most: int
+) -> tuple[Places, Array]:
+    """Return one part of a client's rows, and their weights.
+
+    There are `most` parts, or as many as rows if those are fewer. Padding weighs
+    nothing. Weights are those among all rows times the number of parts, so that the
+    mean over the parts is that over the rows, whatever their sizes.
+    """
+    whose, share = data.owners(sizes, client)
+    size = sizes[whose]
+    count = jnp.minimum(jnp.max(size), most).astype(sizes.dtype)
+    # Every so many rows one of them, so that parts differ in size by at most one.
+    first = jnp.asarray(part, sizes.dtype)
+    position = first + count * jnp.arange(-(-width // most), dtype=sizes.dtype)
+    # Padding is not read: past the end the last real row stands in, and weighs 0.
+    index = jnp.minimum(position, size - 1)
+    each = count.astype(share.dtype) * share / size.astype(share.dtype)
+    return (whose, index), jnp.where(position < size, each, 0)
 
 
 def _is_known(array: Any) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel.problem.data import Data
-from fedbilevel.problem.losses import Problem
+from fedbilevel.problem.losses import Problem, divided
 from fedbilevel.problem.stored_rows import is_stored
 
 _FLOATS = 2**20  # that are held at the same time
@@ -31,9 +31,10 @@ def weight_of_client(problem: Problem, data: Data, *points: PyTree) -> int:
 def map_clients(function: Callable, items: PyTree, weight: int) -> PyTree:
     """Return the values of a function at every entry of `items`, stacked."""
     count = jax.tree.leaves(items)[0].shape[0]
-    chunks, _ = _chunks(items, count, weight)
-    if chunks is None:
+    number = _chunks(count, weight)
+    if number == 1:
         return jax.vmap(function)(items)
+    chunks, _ = divided(items, number)
     values = jax.lax.map(jax.vmap(function), chunks)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], values)
 
@@ -59,12 +60,12 @@ def mean_of_clients(
     def part(items: PyTree, shares: Array) -> PyTree:
         return summed(jax.vmap(function)(items), shares)
 
-    chunks, filled = _chunks((items, shares), shares.shape[0], weight)
-    if chunks is None:
+    number = _chunks(shares.shape[0], weight)
+    if number == 1:
         return part(items, shares)
-    items, shares = chunks
+    (items, shares), real = divided((items, shares), number)
     # Places that fill up the last chunk belong to no client.
-    shares = jnp.where(filled, shares, 0)
+    shares = jnp.where(real, shares, 0)
     first = jax.tree.map(lambda leaf: leaf[0], (items, shares))
     begin = _tree.zeros_like(jax.eval_shape(part, *first))
 
@@ -74,15 +75,6 @@ def mean_of_clients(
     return jax.lax.scan(add, begin, (items, shares))[0]
 
 
-def _chunks(items: PyTree, count: int, weight: int) -> tuple[PyTree | None, Array]:
-    """Divide entries into chunks, the last entry filling up; None if one is enough.
-
-    Also say which places are not such fillings.
-    """
-    number = -(-count // max(1, _FLOATS // max(weight, 1)))
-    size = -(-count // number)
-    places = jnp.arange(number * size, dtype=jnp.int32).reshape(number, size)
-    if number == 1:
-        return None, places < count
-    taken = jnp.minimum(places, count - 1)
-    return jax.tree.map(lambda leaf: leaf[taken], items), places < count
+def _chunks(count: int, weight: int) -> int:
+    """Return in how many chunks so many entries are held, each of such a weight."""
+    return -(-count // max(1, _FLOATS // max(weight, 1)))

@@ -8,22 +8,26 @@ r"""The two losses of a problem and how a batch of samples is scored by them.
 return the mean over its rows. Terms without data (a regularizer) belong inside.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._blocks import NOTHING
-from fedbilevel._types import Loss, Lower, Noise, Pair, Rows, Scalar, Upper
+from fedbilevel._types import Key, Loss, Lower, Noise, Pair, Rows, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 
 T = TypeVar("T")
+_BITS = 8  # for one entry of a mask, at most
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,8 @@ class Batch(eqx.Module):
     weights: Float[Array, " *rows"] | None = None
 
 
-def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Scalar:
+def _score(level: str, problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
+    loss = problem.upper if level == "upper" else problem.lower
     if batch.weights is None:
         return problem.scored(loss, x, y, batch.rows)
 
@@ -205,14 +210,8 @@ def _score(problem: Problem, loss: Loss, x: Upper, y: Lower, batch: Batch) -> Sc
     return jnp.vdot(batch.weights, jax.vmap(score_row)(batch.rows))
 
 
-def upper_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
-    """Return f on a batch."""
-    return _score(problem, problem.upper, x, y, batch)
-
-
-def lower_loss(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Scalar:
-    """Return g on a batch."""
-    return _score(problem, problem.lower, x, y, batch)
+# f and g on a batch, functions of (problem, x, y, batch).
+upper_loss, lower_loss = partial(_score, "upper"), partial(_score, "lower")
 
 
 def lower_hessian(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Array | None:
@@ -220,17 +219,19 @@ def lower_hessian(problem: Problem, x: Upper, y: Lower, batch: Batch) -> Array |
     if (closed := problem.lower_hessian) is None:
         return None
 
-    def summed(piece: Batch) -> Array:
+    def summed(problem: Problem, x: Upper, y: Lower, piece: Batch) -> Array:
         count = jax.tree.leaves(piece.rows)[0].shape[0]
         alike = jnp.full(count, 1 / count, jax.tree.leaves(y)[0].dtype)
         weights = alike if piece.weights is None else piece.weights
         return closed(*problem.whole(x, y), piece.rows, weights, *problem.inputs)
 
-    return over_pieces(problem, batch, summed)
+    return over_pieces(summed, problem, x, y, batch)
 
 
-def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) -> T:
-    """Return what a function makes of a batch, its loss or a derivative of that.
+def over_pieces(
+    function: Callable[..., T], problem: Problem, x: Upper, y: Lower, batch: Batch
+) -> T:
+    """Return what a function of these makes of a batch, a loss or a derivative of it.
 
     Both are means over rows, so that those of pieces add up, and only one piece's
     intermediate values are ever held.
@@ -238,11 +239,20 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
     count = jax.tree.leaves(batch.rows)[0].shape[0]
     most = problem.rows_at_once or count
     if count <= most:
-        return function(batch)
-    pieces, each = _pieces(batch, count, most)
+        return function(problem, x, y, batch)
+    number = -(-count // most)
+    if batch.weights is None:
+        # Pieces of one size, so that the mean of their means is that of all rows.
+        number = next(n for n in range(number, count + 1) if count % n == 0)
+        pieces, each = divided(batch, number)[0], 1 / number
+    else:
+        pieces, real = divided(batch, number)
+        # Rows that fill up the last piece weigh nothing.
+        weights = jnp.where(real, pieces.weights, 0)
+        pieces, each = Batch(pieces.rows, weights), 1.0
 
     def taken(total: Any, piece: Batch) -> Any:
-        return _tree.add_scaled(total, each, function(piece))
+        return _tree.add_scaled(total, each, function(problem, x, y, piece))
 
     def add(total: Any, piece: Batch) -> tuple[Any, None]:
         if piece.weights is None:
@@ -252,22 +262,44 @@ def over_pieces(problem: Problem, batch: Batch, function: Callable[[Batch], T]) 
         return jax.lax.cond(real, taken, lambda total, _: total, total, piece), None
 
     first = jax.tree.map(lambda leaf: leaf[0], pieces)
-    zeros = _tree.zeros_like(jax.eval_shape(function, first))
+    value = jax.eval_shape(lambda piece: function(problem, x, y, piece), first)
+    zeros = _tree.zeros_like(value)
     return jax.lax.scan(add, zeros, pieces)[0]
 
 
-def _pieces(batch: Batch, count: int, most: int) -> tuple[Batch, float]:
-    """Divide a batch, and say what the value of a piece counts in the whole."""
-    number = -(-count // most)
-    if batch.weights is None:
-        # Pieces of one size, so that the mean of their means is that of all rows.
-        number = next(n for n in range(number, count + 1) if count % n == 0)
+def divided(items: PyTree, number: int) -> tuple[PyTree, Bool[Array, "parts entries"]]:
+    """Divide entries into so many parts of one size, the last entry filling up.
+
+    Also say which places are not such fillings.
+    """
+    count = jax.tree.leaves(items)[0].shape[0]
     size = -(-count // number)
     places = jnp.arange(number * size, dtype=jnp.int32).reshape(number, size)
     taken = jnp.minimum(places, count - 1)
-    rows = jax.tree.map(lambda leaf: leaf[taken], batch.rows)
-    if batch.weights is None:
-        return Batch(rows), 1 / number
-    # Rows that fill up the last piece weigh nothing.
-    weights = jnp.where(places < count, batch.weights[taken], 0)
-    return Batch(rows, weights), 1.0
+    return jax.tree.map(lambda leaf: leaf[taken], items), places < count
+
+
+def coin_mask(
+    key: Key, shape: tuple[int, ...], keep: float = 0.5
+) -> Bool[Array, "..."]:
+    """Return independent flags that are True with the chance `keep`.
+
+    Use it in `Problem(lower_noise=...)` for dropout. `jax.random.bernoulli` hashes 32
+    bits for each flag; this takes one bit where `keep` is 1/2, two for quarters, and so
+    on down to 1/256.
+    """
+    bits = next((n for n in range(_BITS + 1) if float(keep * 2**n).is_integer()), None)
+    if bits is None or not 0 <= keep <= 1:
+        raise InvalidInputError(
+            f"keep={keep}: give a chance from 0 to 1 in steps of 1/{2**_BITS}, such as "
+            f"{min(max(round(keep * 2**_BITS), 0), 2**_BITS) / 2**_BITS:g}, or use "
+            "`jax.random.bernoulli`."
+        )
+    count = math.prod(shape)
+    words = jr.bits(key, (max(bits, 1), -(-count // 32)), jnp.uint32)
+    planes = words[..., None] >> jnp.arange(32, dtype=jnp.uint32) & jnp.uint32(1)
+    drawn = planes[0]
+    for plane in planes[1:]:
+        drawn = 2 * drawn + plane
+    flags = drawn < jnp.uint32(round(keep * 2 ** max(bits, 1)))
+    return flags.reshape(-1)[:count].reshape(shape)

@@ -22,15 +22,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Lower, Noise, Rows, Scalar, Upper
-from fedbilevel.problem.data import Data
-from fedbilevel.problem.losses import (
-    Batch,
-    Problem,
-    lower_hessian,
-    lower_loss,
-    over_pieces,
-    upper_loss,
-)
+from fedbilevel.problem import losses
+from fedbilevel.problem.data import Data, part_places
+from fedbilevel.problem.losses import Batch, Problem, lower_loss, upper_loss
 from fedbilevel.problem.stored_rows import fetched
 
 
@@ -80,7 +74,7 @@ class Oracle(eqx.Module):
         """
         data = self.data
         sizes = (data.upper_sizes, data.lower_sizes)
-        upper, lower = (data.largest(one, self.client) for one in sizes)
+        upper, lower = (jnp.max(n[data.owners(n, self.client)[0]]) for n in sizes)
         return jnp.minimum(upper, most), jnp.minimum(lower, most)
 
     def part_upper(self, part: Int[Array, ""] | int, most: int) -> Batch:
@@ -88,25 +82,19 @@ class Oracle(eqx.Module):
 
         The mean over the parts, which weigh alike, is that over all rows.
         """
-        data, rows = self.data, part_rows("upper", most)
-        return Batch(*rows(data, data.upper, data.upper_sizes, self.client, part))
+        return Batch(*part_rows("upper", most)(self.data, self.client, part))
 
     def part_lower(self, part: Int[Array, ""] | int, most: int) -> Batch:
         """Return one part of the lower rows, likewise."""
-        data, rows = self.data, part_rows("lower", most)
-        return Batch(*rows(data, data.lower, data.lower_sizes, self.client, part))
+        return Batch(*part_rows("lower", most)(self.data, self.client, part))
 
     def upper_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return f_k on a batch."""
-        return over_pieces(
-            self.problem, batch, lambda piece: upper_loss(self.problem, x, y, piece)
-        )
+        return losses.over_pieces(upper_loss, self.problem, x, y, batch)
 
     def lower_loss(self, x: Upper, y: Lower, batch: Batch) -> Scalar:
         """Return g_k on a batch."""
-        return over_pieces(
-            self.problem, batch, lambda piece: lower_loss(self.problem, x, y, piece)
-        )
+        return losses.over_pieces(lower_loss, self.problem, x, y, batch)
 
     def upper_gradients(self, x: Upper, y: Lower, batch: Batch) -> tuple[Upper, Lower]:
         """Return (fx, fy)."""
@@ -134,7 +122,7 @@ class Oracle(eqx.Module):
         """Return d2 g / dy dy, where it has a closed form and nothing changes it."""
         if self.radius is not None or self.damping is not None:
             return None
-        return lower_hessian(self.problem, x, y, batch)
+        return losses.lower_hessian(self.problem, x, y, batch)
 
     def cross_product(self, x: Upper, y: Lower, v: Lower, batch: Batch) -> Upper:
         """Return (d2 g / dx dy) v = d/dx <gy(x, y), v>."""
@@ -199,9 +187,10 @@ def part_rows(level: str, most: int) -> Callable[..., tuple[Rows, Array]]:
     The name says of which level, and how many there are.
     """
 
-    def read(data, rows, sizes, client, part):
+    def read(data: Data, client: Any, part: Any) -> tuple[Rows, Array]:
+        rows, sizes = getattr(data, level), getattr(data, f"{level}_sizes")
         width = jax.tree.leaves(rows)[0].shape[1]
-        places, weights = data.part_places(sizes, client, width, part, most)
+        places, weights = part_places(data, sizes, client, width, part, most)
 
         def flat(leaf: Array) -> Array:
             return leaf[places].reshape(-1, *leaf.shape[2:])
@@ -212,14 +201,9 @@ def part_rows(level: str, most: int) -> Callable[..., tuple[Rows, Array]]:
     return jax.jit(read)
 
 
-def _gradient(loss: Any, argnums: Any, problem: Problem, x: Upper, y: Lower, batch):
-    slope = jax.grad(loss, argnums)
-    return over_pieces(problem, batch, lambda piece: slope(problem, x, y, piece))
-
-
 def _gradient_of(name: str, loss: Callable, argnums: Any) -> Callable[..., Any]:
     def gradient(problem: Problem, x: Upper, y: Lower, batch: Batch):
-        return _gradient(loss, argnums, problem, x, y, batch)
+        return losses.over_pieces(jax.grad(loss, argnums), problem, x, y, batch)
 
     gradient.__name__ = name
     return jax.jit(gradient)
@@ -233,9 +217,11 @@ _lower_gradient_upper = _gradient_of("_lower_gradient_upper", lower_loss, 1)
 
 def _product_of(name: str, argnum: int) -> Callable[..., Any]:
     # Forward over reverse: the derivative of gx along v is (d2 g / dx dy) v.
+    slope = jax.grad(lower_loss, argnum)
+
     def product(problem: Problem, x: Upper, y: Lower, v: Lower, batch: Batch):
         def gradient(at: Lower) -> Any:
-            return _gradient(lower_loss, argnum, problem, x, at, batch)
+            return losses.over_pieces(slope, problem, x, at, batch)
 
         return jax.jvp(gradient, (y,), (v,))[1]
 

@@ -138,7 +138,16 @@ def _flat(inputs: Array) -> Array:
 def _convolutions(
     shape: tuple[int, ...], channels: tuple[int, ...], key: Key
 ) -> tuple[Convolutions, int]:
-    height, wide, before = image = _image_shape(shape, len(channels))
+    side = math.isqrt(shape[0])
+    if len(shape) == 1 and side**2 == shape[0]:
+        shape = (side, side)
+    if len(shape) not in (2, 3) or min(shape[:2]) < 2 ** len(channels):
+        raise InvalidInputError(
+            f"model=convolutional: a sample of shape {shape} is no image. It needs "
+            "(height, width) or (height, width, channels). Choose another model."
+        )
+    height, wide, before = (*shape, 1)[:3]
+    image = (height, wide, before)
     layers = []
     for after, one in zip(channels, jr.split(key, len(channels)), strict=True):
         layer = eqx.nn.Linear(WINDOW**2 * before, after, key=one)
@@ -147,18 +156,6 @@ def _convolutions(
         layers.append(eqx.tree_at(lambda a: a.weight, layer, 6**0.5 * layer.weight))
         height, wide, before = height // 2, wide // 2, after
     return Convolutions(tuple(layers), image), height * wide * before
-
-
-def _image_shape(shape: tuple[int, ...], halvings: int) -> tuple[int, int, int]:
-    side = math.isqrt(shape[0])
-    if len(shape) == 1 and side**2 == shape[0]:
-        shape = (side, side)
-    if len(shape) not in (2, 3) or min(shape[:2]) < 2**halvings:
-        raise InvalidInputError(
-            f"model=convolutional: a sample of shape {shape} is no image. It needs "
-            "(height, width) or (height, width, channels). Choose another model."
-        )
-    return (*shape, 1) if len(shape) == 2 else shape  # pyright: ignore[reportReturnType]
 
 
 def build(

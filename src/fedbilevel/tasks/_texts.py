@@ -173,16 +173,10 @@ def held_texts(
     clients, tokens = counts.together(texts.name, len(names), own)
     sources = tuple(sorted(set(tokens) - {TRUSTED}))
     summary = _summary(given, below, above, tested, length)
-    here: Counter[str] = Counter()
-    for site in summary["sites"]:
-        here.update(site["classes"])
+    here = sum((Counter(site["classes"]) for site in summary["sites"]), Counter())
+    rows_of = {one: None if counts.sites else here[one] for one in sources}
     summary["sources"] = [
-        {
-            "name": one,
-            "rows": None if counts.sites else here[one],
-            "tokens": tokens[one],
-        }
-        for one in sources
+        {"name": one, "rows": rows_of[one], "tokens": tokens[one]} for one in sources
     ]
     return Held(
         sources,

@@ -17,14 +17,16 @@ that a run leaves is the mixed network, whose accuracy is measured.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
@@ -35,12 +37,15 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Dense, Layer, Pixels
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.tasks import _parts, _rows
-from fedbilevel.tasks import _search_space as space
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
 from fedbilevel.tasks._labeled import HeldOut, cross_entropy
+from fedbilevel.tasks._networks import arrays_of
 
+OPERATIONS = ("convolution_3", "convolution_5", "average", "identity")
+EDGES = 2
 _PENALTY = 0.001
 _SIDE = 8  # of the images that the network takes
+_INSIDE, _CHANNELS = 4, 8  # side of what is between its layers, and numbers of a pixel
 _RETRAINING_STEP, _RETRAINING_MEMORY, _RETRAINING_BATCH = 0.02, 0.9, 32
 _RECOMMENDED = MEASURED_BELOW | {
     "auto:fedbio-controls": "lower_step=1/L auxiliary_step=1/L",
@@ -49,15 +54,111 @@ _RECOMMENDED = MEASURED_BELOW | {
 }
 
 
-def _penalty(y: space.Network) -> Scalar:
+class _Convolution(eqx.Module):
+    """The relu of a convolution to 4x4 pixels, with zeros around the image.
+
+    It is kept as a kernel and applied as a matrix from all pixels to all pixels, which
+    is fastest for images this small, the more so where clients differ in their weights.
+    """
+
+    kernel: Float[Array, "window channels channels"]
+    bias: Float[Array, " channels"]
+
+    def __init__(self, size: int, channels: int, key: Key):
+        shape, inputs = (size**2, channels, _CHANNELS), size**2 * channels
+        self.kernel = (2 / inputs) ** 0.5 * jr.normal(key, shape)
+        self.bias = jnp.zeros(_CHANNELS)
+
+    def __call__(self, images: Float[Array, "rows pixels channels"]) -> Array:
+        places = _neighbors(images.shape[1], len(self.kernel))
+        matrix = jnp.tensordot(jnp.asarray(places, images.dtype), self.kernel, 1)
+        return jax.nn.relu(jnp.einsum("npc,pqcd->nqd", images, matrix) + self.bias)
+
+    def as_matrix(self, pixels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return weights and bias from all flat pixels to all, before the relu."""
+        kernel, bias = np.asarray(self.kernel), np.asarray(self.bias)
+        places = _neighbors(pixels, len(kernel)).astype(kernel.dtype)
+        matrix = np.tensordot(places, kernel, 1).transpose(1, 3, 0, 2)
+        rows = matrix.shape[0] * matrix.shape[1]
+        return matrix.reshape(rows, -1), np.tile(bias, matrix.shape[0])
+
+
+@cache
+def _neighbors(pixels: int, window: int) -> np.ndarray:
+    """Return 1 at (p, q, s) where output q sees input p through entry s of a window.
+
+    There are 4 x 4 outputs, spread evenly over the input.
+    """
+    side, size = math.isqrt(pixels), math.isqrt(window)
+    stride = side // _INSIDE
+    found = np.zeros((side, side, _INSIDE, _INSIDE, size, size))
+    steps = range(_INSIDE), range(_INSIDE), range(size), range(size)
+    for row, column, down, right in product(*steps):
+        from_row = stride * row + down - size // 2
+        from_column = stride * column + right - size // 2
+        if 0 <= from_row < side and 0 <= from_column < side:
+            found[from_row, from_column, row, column, down, right] = 1
+    return found.reshape(pixels, _INSIDE**2, window)
+
+
+class _Edge(eqx.Module):
+    convolution_3: _Convolution
+    convolution_5: _Convolution
+
+    def __init__(self, key: Key):
+        three, five = jr.split(key)
+        self.convolution_3 = _Convolution(3, _CHANNELS, three)
+        self.convolution_5 = _Convolution(5, _CHANNELS, five)
+
+    def apply(self, operation: str, hidden: Array) -> Array:
+        if operation == "average":
+            near = _neighbors(hidden.shape[1], 9).mean(axis=-1)
+            return jnp.einsum("npc,pq->nqc", hidden, jnp.asarray(near, hidden.dtype))
+        if operation == "identity":
+            return hidden
+        return getattr(self, operation)(hidden)
+
+
+class Network(eqx.Module):
+    """All weights: those of the operations on every edge, and around them."""
+
+    first: _Convolution
+    edges: tuple[_Edge, ...]
+    last: eqx.nn.Linear
+
+    def __init__(self, key: Key, classes: int):
+        first, last, *edges = jr.split(key, 2 + EDGES)
+        self.first = _Convolution(3, 1, first)
+        self.edges = tuple(_Edge(edge) for edge in edges)
+        self.last = eqx.nn.Linear(_INSIDE**2 * _CHANNELS, classes, key=last)
+
+
+def mixed_scores(x: Array, y: Network, images: Array) -> Array:
+    """Return the scores of the classes, all operations mixed by the logits x."""
+    hidden = y.first(images[..., None])
+    for place, edge in enumerate(y.edges):
+        outputs = jnp.stack([edge.apply(name, hidden) for name in OPERATIONS])
+        hidden = jnp.tensordot(jax.nn.softmax(x[place]), outputs, 1)
+    return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
+
+
+def single_scores(choice: tuple[str, ...], y: Network, images: Array) -> Array:
+    """Return the scores of the classes with one operation on every edge."""
+    hidden = y.first(images[..., None])
+    for operation, edge in zip(choice, y.edges, strict=True):
+        hidden = edge.apply(operation, hidden)
+    return jax.vmap(y.last)(hidden.reshape(len(hidden), -1))
+
+
+def _penalty(y: Network) -> Scalar:
     return 0.5 * _PENALTY * _tree.dot(y, y)
 
 
-def _upper(x: Array, y: space.Network, rows: Rows) -> Scalar:
-    return cross_entropy(space.mixed_scores(x, y, rows["image"]), rows["label"])
+def _upper(x: Array, y: Network, rows: Rows) -> Scalar:
+    return cross_entropy(mixed_scores(x, y, rows["image"]), rows["label"])
 
 
-def _lower(x: Array, y: space.Network, rows: Rows) -> Scalar:
+def _lower(x: Array, y: Network, rows: Rows) -> Scalar:
     return _upper(x, y, rows) + _penalty(y)
 
 
@@ -67,18 +168,18 @@ PROBLEM = Problem(_upper, _lower)
 class _HeldOutImages(HeldOut):
     """The mixed network on images that no client has, and the operations it prefers."""
 
-    def __call__(self, x: Array, y: space.Network) -> dict[str, Array]:
+    def __call__(self, x: Array, y: Network) -> dict[str, Array]:
         measured = super().__call__(x, y)
         best = jnp.argmax(x, axis=1).astype(x.dtype)
         return {
             **{name: measured[name] for name in ("test_loss", "test_accuracy")},
-            **{f"operation_{place}": best[place] for place in range(space.EDGES)},
+            **{f"operation_{place}": best[place] for place in range(EDGES)},
         }
 
 
 def operation_names(x: Array | np.ndarray) -> tuple[str, ...]:
     """Name the operation with the largest logit on each edge."""
-    return tuple(space.OPERATIONS[index] for index in np.argmax(np.asarray(x), axis=1))
+    return tuple(OPERATIONS[index] for index in np.argmax(np.asarray(x), axis=1))
 
 
 def retrained_accuracy(
@@ -89,17 +190,17 @@ def retrained_accuracy(
     By gradient steps with momentum on the training and validation images of all
     clients together. `seed` draws the first weights and the batches.
     """
-    unknown = [name for name in choice if name not in space.OPERATIONS]
-    if unknown or len(choice) != space.EDGES:
+    unknown = [name for name in choice if name not in OPERATIONS]
+    if unknown or len(choice) != EDGES:
         raise InvalidInputError(
-            f"choice={tuple(choice)}: name one of {', '.join(space.OPERATIONS)} for "
-            f"each of the {space.EDGES} edges."
+            f"choice={tuple(choice)}: name one of {', '.join(OPERATIONS)} for "
+            f"each of the {EDGES} edges."
         )
     test: _HeldOutImages = task.metrics  # pyright: ignore[reportAssignmentType]
     names = tuple(choice)
     classes = len(task.classes)
     trained = _train(names, steps, classes, _pooled(task.data), jr.key(seed))
-    return float(test.accuracy(space.single_scores(names, trained, test.features)))
+    return float(test.accuracy(single_scores(names, trained, test.features)))
 
 
 def _pooled(data: ClientData) -> Rows:
@@ -116,21 +217,21 @@ def _pooled(data: ClientData) -> Rows:
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _train(
     choice: tuple[str, ...], steps: int, classes: int, rows: Rows, key: Key
-) -> space.Network:
+) -> Network:
     begin, draw = jr.split(key)
 
-    def loss(y: space.Network, batch: Rows) -> Scalar:
-        scores = space.single_scores(choice, y, batch["image"])
+    def loss(y: Network, batch: Rows) -> Scalar:
+        scores = single_scores(choice, y, batch["image"])
         return cross_entropy(scores, batch["label"]) + _penalty(y)
 
-    def step(carry: tuple[space.Network, space.Network], key: Key):
+    def step(carry: tuple[Network, Network], key: Key):
         y, direction = carry
         index = jr.randint(key, (_RETRAINING_BATCH,), 0, len(rows["label"]))
         slope = jax.grad(loss)(y, jax.tree.map(lambda leaf: leaf[index], rows))
         direction = _tree.add_scaled(slope, _RETRAINING_MEMORY, direction)
         return (_tree.add_scaled(y, -_RETRAINING_STEP, direction), direction), None
 
-    first = space.Network(begin, classes)
+    first = Network(begin, classes)
     (last, _), _ = jax.lax.scan(
         step, (first, _tree.zeros_like(first)), jr.split(draw, steps)
     )
@@ -197,17 +298,33 @@ def _together(made: Preparation) -> tuple[float, float]:
     return float(center), float(np.sqrt((spreads**2 + (centers - center) ** 2).mean()))
 
 
-def _layers(shape: tuple[int, ...], x: Array, y: space.Network) -> tuple[Layer, ...]:
-    """Return the mixed network as a model; images of a shape become small before."""
-    layers = space.mixed_layers(x, y, _SIDE**2)
-    if math.prod(shape) == _SIDE**2:
-        return layers
-    side = math.isqrt(shape[0])
-    height, width, *channels = shape if len(shape) > 1 else (side, side)
-    means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
-    count = math.prod(channels)
-    means = np.repeat(means / count, count, axis=1).astype(layers[0].weight.dtype)
-    return Dense(means, np.zeros(_SIDE**2, means.dtype)), *layers
+def _layers(shape: tuple[int, ...], x: Array, y: Network) -> tuple[Layer, ...]:
+    """Return the mixed network as a model; images of a shape become small before.
+
+    What an edge is given is never negative, so that a relu leaves the average and the
+    identity as they are, and all operations are one layer.
+    """
+    weight, bias = y.first.as_matrix(_SIDE**2)
+    layers = [Dense(weight, bias, relu=True)]
+    if math.prod(shape) != _SIDE**2:
+        side = math.isqrt(shape[0])
+        height, width, *channels = shape if len(shape) > 1 else (side, side)
+        means = np.kron(coverage(height, _SIDE), coverage(width, _SIDE))
+        count = math.prod(channels)
+        means = np.repeat(means / count, count, axis=1).astype(weight.dtype)
+        layers.insert(0, Dense(means, np.zeros(_SIDE**2, means.dtype)))
+    near = _neighbors(_INSIDE**2, 9).mean(axis=-1).T
+    same, blank = np.eye(len(bias), dtype=bias.dtype), np.zeros_like(bias)
+    average = np.kron(near, np.eye(_CHANNELS)).astype(bias.dtype)
+    for logits, edge in zip(np.asarray(x), y.edges, strict=True):
+        share = np.exp(logits - logits.max())
+        share = (share / share.sum()).astype(bias.dtype)
+        learned = (edge.convolution_3, edge.convolution_5)
+        every = [one.as_matrix(_INSIDE**2) for one in learned]
+        weights, biases = zip(*every, (average, blank), (same, blank), strict=True)
+        layers.append(Dense(np.vstack(weights), np.hstack(biases), relu=True))
+        layers.append(Dense(np.kron(share[None], same), blank))
+    return (*layers, Dense(*arrays_of(y.last)))
 
 
 def make(
@@ -236,9 +353,9 @@ def make(
     return Task(
         PROBLEM,
         ClientData.from_clients(upper, lower),
-        _tree.filled((space.EDGES, len(space.OPERATIONS))),
-        space.Network(jr.key(split), pool.classes),
-        _HeldOutImages.of(pool.test, space.mixed_scores),
+        _tree.filled((EDGES, len(OPERATIONS))),
+        Network(jr.key(split), pool.classes),
+        _HeldOutImages.of(pool.test, mixed_scores),
         headline="test_loss",
         recommended=_RECOMMENDED,
         convex=False,

@@ -39,15 +39,15 @@ from fedbilevel._types import Lower, Pair, Scalar, Upper
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.models import Layer, Predictor
 from fedbilevel.problem import ClientData, Problem
-from fedbilevel.tasks._adaptation import AbstractKind, Head, Proximal, Unrolled
+from fedbilevel.tasks import _domains
 from fedbilevel.tasks._base import MEASURED_BELOW, Point, Task, settings
-from fedbilevel.tasks._domains import Episodes, Sizes, characters_of, waves
+from fedbilevel.tasks._domains import AbstractKind, Episodes, Head, Sizes
 from fedbilevel.tasks._labeled import check_choice
 from fedbilevel.tasks._networks import Network, layers_of
 
 _WAVES = "sinusoid"
 _NEW_TASKS = 50
-_KINDS = {"head": Head, "proximal": Proximal, "unrolled": Unrolled}
+_KINDS = {"head": Head, "proximal": _domains.Proximal, "unrolled": _domains.Unrolled}
 _PLAIN = MEASURED_BELOW | settings("batch=1 upper_weight=1 lower_weight=1")
 
 
@@ -230,19 +230,20 @@ def make(
     sizes = replace(setting.sizes, **{name: n for name, n in counts.items() if n})
     tasks = (clients or setting.clients, _NEW_TASKS)
     if data == _WAVES:
-        domain = waves(tasks, sizes, instance)
+        domain = _domains.waves(tasks, sizes, instance)
     else:
-        domain = characters_of(data, tasks, sizes, instance)
+        domain = _domains.characters_of(data, tasks, sizes, instance)
+    own, new, network, loss = domain
     kind = _KINDS[lower](
-        domain.loss,
+        loss,
         strength or usual.strength,
         inner_step or usual.inner_step,
         inner_steps or usual.inner_steps,
     )
     is_head = isinstance(kind, Head)
-    head = kind if is_head else Head(domain.loss, of_head.strength)
-    metrics = _NewTasks(jax.tree.map(jnp.asarray, domain.new), kind, head)
-    x, y = kind.start(domain.network)
+    head = kind if is_head else Head(loss, of_head.strength)
+    metrics = _NewTasks(jax.tree.map(jnp.asarray, new), kind, head)
+    x, y = kind.start(network)
     measured = [name.replace(_NEW, _RANDOM) for name in jax.eval_shape(metrics, x, y)]
     advice = _TO_ADAPT.format(_FIT if is_head else _TRAIN)
     above, below = (
@@ -250,7 +251,7 @@ def make(
             {name: leaf[k : k + 1] for name, leaf in sets.items()}
             for k in range(tasks[0])
         ]
-        for sets in (domain.own.query, domain.own.support)
+        for sets in (own.query, own.support)
     )
     return Task(
         Problem(kind.upper, kind.lower, private=Pair(False, True)),
@@ -263,5 +264,5 @@ def make(
         conclusion=_with_random_features,
         concludes=dict.fromkeys(sorted(measured), "number"),
         algorithm=usual.algorithm,
-        predictor=Predictor(_layers, domain.loss.pixels, advice),
+        predictor=Predictor(_layers, loss.pixels, advice),
     )

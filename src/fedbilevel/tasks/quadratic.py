@@ -142,11 +142,14 @@ class ClosedForm(eqx.Module):
     def of(data: ClientData) -> "ClosedForm":
         """Average the coefficients over each client's rows, then over clients."""
         A, C, a, b, r = _means(data)
-        return ClosedForm(A, C, a, b, r, _l_tilde(A, C, r))
+        hessian, cross = np.asarray(A), np.asarray(C)
+        corner = np.zeros((cross.shape[0], cross.shape[0]))
+        lower = np.linalg.norm(np.block([[corner, cross], [cross.T, hessian]]), 2)
+        l1 = max(float(lower), 1.0, float(r))
+        mu = float(np.linalg.eigvalsh(hessian)[0])
+        return ClosedForm(A, C, a, b, r, jnp.asarray(l1 + l1**2 / mu, A.dtype))
 
-    def of_data(self, data: ClientData) -> "ClosedForm":
-        """Return the answers for other data, or for other weights of it."""
-        return ClosedForm.of(data)
+    of_data = of  # by this name, answers of another average are asked for
 
     def lower_solution(self, x: Array) -> Array:
         """Return y*(x)."""
@@ -170,15 +173,6 @@ class ClosedForm(eqx.Module):
         error = jnp.linalg.norm(y - self.lower_solution(x))
         criterion = slope + (self.l_tilde * error) ** 2
         return {"grad_norm_sq": slope, "lower_error": error, "criterion": criterion}
-
-
-def _l_tilde(A: Array, C: Array, r: Array) -> Array:
-    hessian, cross = np.asarray(A), np.asarray(C)
-    corner = np.zeros((cross.shape[0], cross.shape[0]))
-    lower = np.linalg.norm(np.block([[corner, cross], [cross.T, hessian]]), 2)
-    l1 = max(float(lower), 1.0, float(r))
-    mu = float(np.linalg.eigvalsh(hessian)[0])
-    return jnp.asarray(l1 + l1**2 / mu, A.dtype)
 
 
 def make(

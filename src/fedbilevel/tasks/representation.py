@@ -16,7 +16,7 @@ from typing import Annotated
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from fedbilevel import _tree
 from fedbilevel._types import Key, Rows, Scalar
@@ -66,23 +66,16 @@ class _Losses(eqx.Module):
     dropout: float
     width: int
 
-    def scores(
-        self,
-        x: Hidden,
-        y: eqx.nn.Linear,
-        features: Array,
-        kept: Bool[Array, "rows features"] | None = None,
-    ) -> Array:
-        """Return a score for every class."""
-        hidden = x(as_numbers(features, self.pixels))
-        if kept is not None:
-            hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
-        return apply(y, hidden)
+    def scores(self, x: Hidden, y: eqx.nn.Linear, features: Array) -> Array:
+        """Return a score for every class, of all features that hidden layers make."""
+        return apply(y, x(as_numbers(features, self.pixels)))
 
     def upper(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
-        """Return the mean loss of rows."""
-        scores = self.scores(x, y, rows["features"], rows.get("kept"))
-        return cross_entropy(scores, rows["label"])
+        """Return the mean loss of rows, by the features that are kept."""
+        hidden = x(as_numbers(rows["features"], self.pixels))
+        if "kept" in rows:
+            hidden = jnp.where(rows["kept"], hidden / (1 - self.dropout), 0)
+        return cross_entropy(apply(y, hidden), rows["label"])
 
     def lower(self, x: Hidden, y: eqx.nn.Linear, rows: Rows) -> Scalar:
         """Return the same with the penalty."""

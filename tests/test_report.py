@@ -535,8 +535,8 @@ def break_quality(text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "quality.json").write_text(text)
 
 
-def bomb(folder: Path) -> None:
-    with zipfile.ZipFile(folder / "point.npz", "w", zipfile.ZIP_DEFLATED) as file:
+def bomb(folder: Path, name: str = "point.npz") -> None:
+    with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("x.npy", "w") as entry:
             for _ in range(260):
                 entry.write(bytes(2**20))
@@ -560,6 +560,7 @@ def bomb(folder: Path) -> None:
         (break_quality(json.dumps(made_up_quality(metric="b"))), "quality.json is dam"),
         (break_quality(json.dumps({**QUALITY, "rows": "b"})), "quality.json is dam"),
         (bomb, "point.npz unpacks to more than"),
+        (lambda folder: bomb(folder, "last_point.npz"), "last_point.npz unpacks to"),
     ],
 )
 def test_damaged_folders_are_refused_by_name(tmp_path, damage, told):

@@ -208,8 +208,9 @@ def _result(folder: Path) -> Result:
     with naming_damage(folder / _folders.RESULT):
         _small(folder / _folders.RESULT)
         _json(folder / _folders.QUALITY)  # or the name of the file that is damaged
-        for name in (_folders.COLUMNS, _folders.POINT):
-            _unpacks_small(folder / name)
+        for name in (_folders.COLUMNS, _folders.POINT, _folders.LAST):
+            if name != _folders.LAST or (folder / name).exists():
+                _unpacks_small(folder / name)
         result = Result.load(folder, with_model=False)
         kinds = (result.config, result.final, result.counts, result.seconds)
         kinds += (result.start,)

@@ -26,10 +26,9 @@ from fedbilevel.experiments.agreement import (
     shared_settings,
     without_searched,
 )
-from fedbilevel.experiments.built import model_of_levels, weighing
+from fedbilevel.experiments.built import model_of_levels, reported_quality, weighing
 from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.model_quality import reported_quality
 from fedbilevel.experiments.served_model import alone_of, blank_task
 from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation.refusals import RefusedError

@@ -40,7 +40,7 @@ from fedbilevel.channels.accountant import (
 )
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.runtime import (
     Checkpoints,
     Job,

@@ -51,7 +51,7 @@ def test_a_model_that_devices_share_is_made_on_the_host(monkeypatch, shared, mad
 
     monkeypatch.setattr(mesh, "made_on_host", on_host)
     monkeypatch.setattr(tasks, "built", lambda *_: "task")
-    monkeypatch.setattr(experiment, "weighed", lambda _, task: task)
+    monkeypatch.setattr(experiment.clients, "weighed", lambda _, task: task)
     asked = Experiment("quadratic", model_devices=shared)
     assert asked.build_task()[0] == "task"
     assert len(entered) == made

@@ -31,9 +31,8 @@ from fedbilevel.experiments.agreement import (
     shared_settings,
 )
 from fedbilevel.experiments.built import headline_only, leave_files
-from fedbilevel.experiments.channels import require_signal
 from fedbilevel.experiments.clients import agreed as agreed_weights
-from fedbilevel.experiments.clients import counted
+from fedbilevel.experiments.clients import counted, require_signal
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
 from fedbilevel.experiments.served_model import (

@@ -187,12 +187,8 @@ def _is_algorithm(value: Any) -> bool:
 
 def _are_private(value: Any) -> bool:
     """Say whether these are flags of the blocks of x, and of those of y."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(level, list) for level in value)
-        and all(_is_flag(flag) for level in value for flag in level)
-    )
+    right = isinstance(value, list) and [*map(type, value)] == [list, list]
+    return right and all(_is_flag(flag) for level in value for flag in level)
 
 
 def _settings_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:

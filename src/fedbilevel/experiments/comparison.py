@@ -25,7 +25,8 @@ from fedbilevel.experiments.run_folder import read_json, unlike, write_json
 from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
-from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared
+from fedbilevel.studies.budgets import TRIALS
+from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping
 
 

@@ -17,15 +17,7 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.evaluation import NUMBERS
-from fedbilevel.experiments.agreement import (
-    SiteSchema,
-    SiteSteps,
-    federated_entry,
-    local_options,
-    meaning,
-    shared_settings,
-    without_searched,
-)
+from fedbilevel.experiments import agreement
 from fedbilevel.experiments.built import model_of_levels, reported_quality, weighing
 from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
@@ -83,17 +75,17 @@ def build_site(
     experiment, _ = counted(experiment, made)
     chosen = experiment.weights
     weights = as_weights(chosen if isinstance(chosen, tuple) else None, clients)
-    settings = federation.settings_fingerprint(shared_settings(experiment))
+    settings = federation.settings_fingerprint(agreement.shared_settings(experiment))
     asked = experiment
     if tune:
         experiment.require_tunable()
-        experiment = without_searched(experiment)
+        experiment = agreement.without_searched(experiment)
     task, values = _task(experiment, client, trial)
     task = weighing(task, [float(weights[client])])
     if made is not None:
         task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
-    entry = federated_entry(named)
+    entry = agreement.federated_entry(named)
     try:
         job = _job(experiment, task, entry, clients)
     except AtClientError as error:
@@ -180,7 +172,7 @@ def _following(
     named = search_of(experiment, entry, usual, clients, experiment.method_options)
 
     def follow(info: Mapping[str, Any]) -> tuple[Job, Job | None]:
-        given = SiteSteps.read(info)
+        given = agreement.SiteSteps.read(info)
         try:
             named.require_within(given.steps)
             algorithm = given.applied(experiment).algorithm_by(entry, usual, clients)
@@ -255,21 +247,21 @@ def _as_prepared(
 
 def _schema(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
-) -> SiteSchema:
+) -> agreement.SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
-    own = local_options(experiment.task)
+    own = agreement.local_options(experiment.task)
     prepared = bool(values.get("preparation"))
     # Recommended values may depend on the rows; chosen ones do not.
     sizes = experiment.sizes(task.recommended)
     usual = {**task.recommended, **sizes}
     chosen = {**usual, **experiment.options, **sizes}
-    return SiteSchema(
+    return agreement.SiteSchema(
         algorithm=name,
         recommended={option: str(chosen[option]) for option in usual},
         headline=task.headline,
         shows_point=task.shows_point,
         task={option: value for option, value in values.items() if option not in own},
-        classes=federation.settings_fingerprint(meaning(task, prepared)),
+        classes=federation.settings_fingerprint(agreement.meaning(task, prepared)),
         metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
         concludes=_concludes(task),
         x=_tree.leaf_names(job.x),

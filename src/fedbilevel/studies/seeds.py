@@ -16,13 +16,8 @@ from fedbilevel.runtime import Job, Outcome, Sampling, Stopping, SweepRuntime, W
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.sweeping import single_outcomes
+from fedbilevel.studies import single
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.single import (
-    executed,
-    measured_every,
-    result_of,
-    warn_of_events,
-)
 
 
 def sweep(
@@ -64,7 +59,7 @@ def sweep(
         watch=watch,
         config={},
     )
-    warn_of_events([one for one in found if isinstance(one, Result)])
+    single.warn_of_events([one for one in found if isinstance(one, Result)])
     return found
 
 
@@ -87,7 +82,7 @@ def swept(
     """
     algorithms = [steadied(one) for one in algorithms]
     runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
-    ran = executed(runtime, rounds, stopping=stopping, **driving)
+    ran = single.executed(runtime, rounds, stopping=stopping, **driving)
     every = ran.recorded["measure_every"]
     found = single_outcomes(runtime, ran.outcome, stopping, rounds, every)
     many = algorithms or [job.algorithm] * len(seeds)
@@ -97,7 +92,7 @@ def swept(
             own = replace(job, algorithm=algorithm, key=jr.key(seed))
             alone, settings = ran._replace(outcome=one), {**config, "seed": seed}
             try:
-                one = result_of(own, alone, task, settings)
+                one = single.result_of(own, alone, task, settings)
             except DivergedError as error:
                 one = error
         results.append(one)
@@ -114,7 +109,7 @@ def compile_seeds(
 ) -> tuple[SweepRuntime, Span]:
     """Compile the program that `run_seeds` will run; return it with its first round."""
     runtime = SweepRuntime(job, seeds=seeds)
-    every = measured_every(job, measure_every, stopping)
+    every = single.measured_every(job, measure_every, stopping)
     first = first_span(runtime, rounds, every, stopping)
     runtime.prepare(first)
     return runtime, first

@@ -186,10 +186,8 @@ def read_participation(given: Any) -> str | None:
 
 def drawn(experiment: Settings, task: Task, sampling: Sampling) -> Sampling:
     """Return a sampling with the participants and chances of an experiment."""
-    chances = _chances(experiment, task)
-    return replace(
-        sampling, participants=experiment.participants, participation=chances
-    )
+    some, chances = experiment.participants, _chances(experiment, task)
+    return replace(sampling, participants=some, participation=chances)
 
 
 def _chances(experiment: Settings, task: Task) -> float | tuple[float, ...] | None:

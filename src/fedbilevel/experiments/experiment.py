@@ -277,18 +277,17 @@ class Experiment(Settings):
 
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
-        chosen = {name: getattr(self, name) for name in _SIZES}
-        for name, value in chosen.items():
+        found = {}
+        for name in _SIZES:
+            value = getattr(self, name)
             if value is None and name not in recommended:
                 raise InvalidInputError(
                     f"task '{self.label}' recommends no {name}. Give "
                     f"--{name.replace('_', '-')}, or let the task recommend it: "
                     f"`Task(recommended={{'{name}': ...}})`."
                 )
-        return {
-            name: int(recommended[name]) if value is None else value
-            for name, value in chosen.items()
-        }
+            found[name] = int(recommended[name]) if value is None else value
+        return found
 
     def algorithm_by(
         self, entry: Entry, recommended: Mapping[str, str], count: int
@@ -323,11 +322,7 @@ class Experiment(Settings):
 
     def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:
         """Return what a task recommends: numbers, where a run measures nothing."""
-        usual = {
-            option: value
-            for option, value in recommended.items()
-            if option.partition(":")[0] != "auto"
-        }
+        usual = {n: v for n, v in recommended.items() if n.partition(":")[0] != "auto"}
         if not self._measures:
             return usual
         measured = recommended.get("auto", "").split()

@@ -205,10 +205,8 @@ class _Reader:
         # Parameters that others depend on come first.
         known = [_effective_of(one) for one in of_letter.values()]
         early = {name for one in known if one for name in one.after}
-        by_name = {one.name: letter for letter, one in of_letter.items()}
-        first = [by_name[name] for name in early if name in by_name]
-        for letter in sorted(of_letter, key=lambda name: name not in first):
-            one = of_letter[letter]
+        order = sorted(of_letter.items(), key=lambda pair: pair[1].name not in early)
+        for letter, one in order:
             if one.type != schedules.Schedule:
                 self._read(letter, one)
         for letter, one in of_letter.items():
@@ -355,7 +353,7 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
             written[letter] = str(value).lower()
         elif isinstance(value, int | str):
             written[letter] = str(value)
-        elif value is not None:
+        else:
             written[letter] = _number_text(value)
     return written
 

@@ -26,8 +26,9 @@ from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
-from fedbilevel.result import named_leaves, to_plain
+from fedbilevel.result import to_plain
 from fedbilevel.runtime import Job
+from fedbilevel.studies.single import named_point
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._base import Tested
@@ -289,7 +290,7 @@ def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | No
 
     def concluded(state: PyTree) -> dict[str, Any]:
         point = jax.tree.map(np.asarray, job.algorithm.point(state))
-        leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
+        leaves = named_point(point.x, point.y)
         found = {} if conclude is None else dict(conclude(task, leaves))
         model = model_of_levels(task, (point.x, point.y), {})
         found = to_plain({**found, **reported_quality(task, model)})

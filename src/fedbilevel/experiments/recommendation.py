@@ -99,12 +99,12 @@ def recommend(
 ) -> list[Advice]:
     """Return the two or three methods that fit best, the best first.
 
-    `task` is a name, or an experiment. `rows` are measured ones, of the form above;
-    those of the package if left out. Where a task was measured the order is that of its
-    results; else that of the mean place in all that was measured, and where there is
-    nothing of that how well a method is known. Where both levels are small, a method
-    that sends Hessians is among them: it needs no steps, and is exact. It leads where
-    the task itself chooses it.
+    `task` is a name, or an experiment. `rows` are measured ones, as this module
+    describes them; those of the package if left out. Where a task was measured the
+    order is that of its results; else that of the mean place in all that was measured,
+    and where there is nothing of that how well a method is known. Where both levels are
+    small, a method that sends Hessians is among them: it needs no steps, and is exact.
+    It leads where the task itself chooses it.
     """
     asked = situation or Situation()
     known = _known_of(task, asked)

@@ -195,10 +195,8 @@ class NamedTuned:
     def summary(self) -> dict[str, Any]:
         """Return it as plain data."""
         found = self.found
-        tried = [
-            {"options": options, "value": value, "rounds": rounds}
-            for options, value, rounds in self.trials
-        ]
+        names = ("options", "value", "rounds")
+        tried = [dict(zip(names, one, strict=True)) for one in self.trials]
         return {
             "task": self.experiment.label,
             "algorithm": self.experiment.algorithm,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedbilevel import algorithms
-from fedbilevel.experiments import field
+from fedbilevel.experiments.recommendation import Row, shipped
 from fedbilevel.experiments.traits import QUESTIONS, known_how, question_of
 
 PAGE = Path(__file__).parent / "methods.md"
@@ -69,7 +69,7 @@ def measured_page() -> str:
         "    python benchmarks/field.py FOLDER\n"
     ]
     for setting, sizes in SETTINGS.items():
-        rows = [row for row in field.shipped() if row["setting"] == setting]
+        rows = [row for row in shipped() if row["setting"] == setting]
         rows.sort(key=lambda row: (row.get("mean", float("inf")), row["method"]))
         metric = next(row["metric"] for row in rows if "metric" in row)
         parts.append(f"\n## {setting}\n\n`{metric}`; {sizes}.\n\n")
@@ -79,7 +79,7 @@ def measured_page() -> str:
 
 def measured_of(name: str) -> str:
     """Return what one method came to in each setting, or nothing."""
-    rows = {row["setting"]: row for row in field.shipped() if row["method"] == name}
+    rows = {row["setting"]: row for row in shipped() if row["method"] == name}
     if not rows:
         return ""
     named = [
@@ -91,17 +91,17 @@ def measured_of(name: str) -> str:
     )
 
 
-def _linked(row: field.Row) -> str:
+def _linked(row: Row) -> str:
     return f"[{row['method']}](algorithms/{row['method']}.md)"
 
 
-def _measured(first: str, rows: list[tuple[str, field.Row]]) -> str:
+def _measured(first: str, rows: list[tuple[str, Row]]) -> str:
     lines = [f"| {first} | {MEASURED} |", "|---" * 8 + "|"]
     lines += [f"| {name} | {_cells(row)} |" for name, row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: field.Row) -> str:
+def _cells(row: Row) -> str:
     if "mean" not in row:
         return " | ".join((row["failed"].partition(";")[0], *("",) * 6))
     seconds = f"{row['seconds']:.2g}" if "seconds" in row else ""

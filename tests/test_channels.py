@@ -36,7 +36,7 @@ from fedbilevel.channels import (
 from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.runtime import (
     Checkpoints,
     Job,

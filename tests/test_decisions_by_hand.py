@@ -12,6 +12,7 @@ import pytest
 from fedbilevel import tasks
 from fedbilevel.errors import CheckpointError, DivergedError
 from fedbilevel.experiments import Experiment, experiment
+from fedbilevel.experiments.agreement import SiteSteps
 from fedbilevel.experiments.federated_tuning import _Trials
 from fedbilevel.runtime import mesh
 from fedbilevel.runtime.layout import devices_for
@@ -50,7 +51,7 @@ def test_a_model_that_devices_share_is_made_on_the_host(monkeypatch, shared, mad
 
     monkeypatch.setattr(mesh, "made_on_host", on_host)
     monkeypatch.setattr(tasks, "built", lambda *_: "task")
-    monkeypatch.setattr(experiment, "weighed", lambda _, task: task)
+    monkeypatch.setattr(experiment.clients, "weighed", lambda _, task: task)
     asked = Experiment("quadratic", model_devices=shared)
     assert asked.build_task()[0] == "task"
     assert len(entered) == made
@@ -66,20 +67,21 @@ def trials(folder, made: Any) -> Any:
     return SimpleNamespace(folder=folder, _made=comes_to)
 
 
-GIVEN: Any = SimpleNamespace(seed=3, info=lambda: {"lr": 2})
+GIVEN = SiteSteps({"lr": "2"}, seed=3)
+TOLD = {"steps": {"lr": "2"}, "seed": 3, "held_out": False}
 
 
 @pytest.mark.parametrize(("held", "value"), [(0.5, 0.5), (2, 2.0), (None, math.inf)])
 def test_a_trial_of_before_is_not_made_again(tmp_path, held, value):
     path = tmp_path / "trial-1-seed-3.json"
-    path.write_text(json.dumps({"told": {"lr": 2}, "value": held}))
+    path.write_text(json.dumps({"told": TOLD, "value": held}))
     found = _Trials.value(trials(tmp_path, AssertionError()), 1, GIVEN, 5)
     assert found == value and isinstance(found, float)
 
 
 def test_a_trial_of_other_steps_is_refused(tmp_path):
     path = tmp_path / "trial-1-seed-3.json"
-    path.write_text(json.dumps({"told": {"lr": 9}, "value": 0.5}))
+    path.write_text(json.dumps({"told": {**TOLD, "steps": {"lr": "9"}}, "value": 0.5}))
     with pytest.raises(CheckpointError, match="trial-1-seed-3.json is of another"):
         _Trials.value(trials(tmp_path, 0.25), 1, GIVEN, 5)
 
@@ -91,7 +93,7 @@ def test_a_trial_of_other_steps_is_refused(tmp_path):
 def test_a_new_trial_is_kept(tmp_path, made, value, kept):
     assert _Trials.value(trials(tmp_path, made), 1, GIVEN, 5) == value
     held = json.loads((tmp_path / "trial-1-seed-3.json").read_text())
-    assert held == {"told": {"lr": 2}, "value": kept}
+    assert held == {"told": TOLD, "value": kept}
 
 
 @pytest.mark.parametrize(("own", "column"), [(True, "folder"), (False, "")])

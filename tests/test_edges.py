@@ -212,8 +212,10 @@ def test_a_model_may_be_spread_over_all_devices(monkeypatch, devices, said):
 
 def test_where_measuring_takes_long_clients_are_not_compared(monkeypatch):
     job = quadratic_job(BSGM, quadratic_data(3))
-    monkeypatch.setattr(single, "is_soon_measured", lambda job: False)
-    monkeypatch.setattr(single, "warn_where_clients_differ", lambda *_: pytest.fail())
+    monkeypatch.setattr(single.heterogeneity, "is_soon_measured", lambda job: False)
+    monkeypatch.setattr(
+        single.heterogeneity, "warn_where_clients_differ", lambda *_: pytest.fail()
+    )
     fb.run(job.problem, job.data, (job.x, job.y), job.algorithm, rounds=1)
 
 

@@ -14,7 +14,7 @@ from fedbilevel._blocks import is_any
 from fedbilevel._files import write_arrays
 from fedbilevel.algorithms.wrappers.base import AbstractWrapper
 from fedbilevel.errors import DamagedFileWarning, FedbilevelError, NonFiniteError
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.checkpoints import SiteCheckpoints
 from fedbilevel.federation.refusals import REASONS

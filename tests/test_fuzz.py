@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
 from fedbilevel.experiments.agreement import SiteSchema
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.experiments.federated import agreed
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import Identity, Roster, SiteLimits, Terms

@@ -11,7 +11,7 @@ from fedbilevel._types import Pair
 from fedbilevel.channels import BFloat16, Channel, Mean, Median, Privacy, SecureMean
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import EVERYONE, Header, pack, unpack, unpack_tree
 from fedbilevel.runtime import (

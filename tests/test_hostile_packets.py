@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.federation import Site, SiteLimits
 from fedbilevel.federation.refusals import REASONS, RefusedError, read_json, shown
 from fedbilevel.federation.server.guard import implausible

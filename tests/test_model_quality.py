@@ -16,7 +16,7 @@ from fedbilevel.datasets import TableChoices
 from fedbilevel.evaluation import is_linear_cheap
 from fedbilevel.evaluation.linear import standardized
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.model_quality import _asked, model_quality, site_rows
+from fedbilevel.experiments.built import _asked, model_quality, site_rows
 from fedbilevel.models import Model
 from fedbilevel.problem import ClientData
 from fedbilevel.result import Result

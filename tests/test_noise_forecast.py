@@ -11,7 +11,7 @@ import pytest
 
 from fedbilevel.errors import InvalidInputError
 from fedbilevel.experiments import Experiment
-from fedbilevel.experiments.channels import require_signal
+from fedbilevel.experiments.clients import require_signal
 from fedbilevel.runtime import Ledger
 from fedbilevel.runtime.privacy import noise_forecast
 

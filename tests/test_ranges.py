@@ -30,7 +30,7 @@ from fedbilevel.channels import (
 from fedbilevel.channels.accountant import epsilon, epsilon_of_events
 from fedbilevel.channels.discrete_gaussian import discrete_gaussian
 from fedbilevel.errors import FedbilevelError, InvalidInputError
-from fedbilevel.experiments.channels import read_channel, read_quantile
+from fedbilevel.experiments.clients import read_channel, read_quantile
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.secure.fixed_point import encode
 from fedbilevel.runtime import Sampling

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedbilevel import algorithms
 from fedbilevel.cli.app import app
 from fedbilevel.errors import InvalidInputError
-from fedbilevel.experiments import field, recommendation
+from fedbilevel.experiments import recommendation
 from fedbilevel.experiments.recommendation import Situation, recommend
 from fedbilevel.experiments.traits import drifts, question_of, traits_of
 
@@ -172,13 +172,13 @@ def test_what_cannot_be_is_refused(situation, told):
 
 
 def test_what_no_method_answers_is_told(monkeypatch):
-    monkeypatch.setattr(recommendation, "fitting", lambda **_: [])
+    monkeypatch.setattr(recommendation.traits, "fitting", lambda **_: [])
     with pytest.raises(InvalidInputError, match="'own-y' and does without hessian"):
         recommend(None, Situation(question="own-y", hessian=False), rows=[])
 
 
 def test_what_is_shipped_is_of_methods_and_settings_that_there_are():
-    for one in field.shipped():
+    for one in recommendation.shipped():
         assert one["method"] in algorithms.names()
         assert "failed" in one or math.isfinite(one["mean"])
 

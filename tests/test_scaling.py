@@ -19,8 +19,8 @@ from fedbilevel.experiments.theory import calibrate, setting_of
 from fedbilevel.hypergradient import Neumann
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.runtime import configure
-from fedbilevel.studies.calibration import calibrate as calibrate_objects
-from fedbilevel.studies.calibration import floor_of, metric_curves
+from fedbilevel.studies.planning import calibrate as calibrate_objects
+from fedbilevel.studies.planning import floor_of, metric_curves
 from fedbilevel.studies.scaling import (
     Measured,
     criterion,

@@ -10,7 +10,7 @@ import pytest
 
 from fedbilevel import FedBiO, OfCurvature, OfDistance, SteadySteps
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.federation import SiteLimits
 from fedbilevel.federation.refusals import REASONS
 from fedbilevel.federation.secure.cohorts import Cohorts, Question

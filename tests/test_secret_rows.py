@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.federation.secure.layout import context_of, question_of
 from fedbilevel.federation.site_work import Draws
 from fedbilevel.federation.wire import Header, digest, unpack, unpack_start

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedbilevel.cli.app import app
 from fedbilevel.errors import CheckpointError, InvalidInputError
-from fedbilevel.experiments.channels import read_channel
+from fedbilevel.experiments.clients import read_channel
 from fedbilevel.experiments.federated import serve
 from fedbilevel.experiments.sites import build_site
 from fedbilevel.federation import SiteLimits, Terms

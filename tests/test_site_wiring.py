@@ -14,6 +14,7 @@ from fedbilevel.deployment import apps, serving
 from fedbilevel.deployment.apps import Served
 from fedbilevel.deployment.superlink import SuperLink
 from fedbilevel.experiments import Experiment, federated, sites
+from fedbilevel.experiments.agreement import SiteSteps
 from fedbilevel.federation import Identity, SiteLimits, Terms
 from fedbilevel.federation.signatures import KeyFiles
 from tests.wiring import nothing, of, spy, told
@@ -208,7 +209,7 @@ def test_all_sites_are_waited_for_at_first_and_the_fewest_later(
     unused: Any = "over"
     seal: Any = "seal"
     weighing = replace(EXPERIMENT, weights=(1.0, 3.0))
-    steps: Any = SimpleNamespace(info=lambda: {"seed": 1})
+    steps = SiteSteps({"lr": "2"}, seed=1)
     found = federated.gathered(
         unused,
         weighing,
@@ -222,7 +223,8 @@ def test_all_sites_are_waited_for_at_first_and_the_fewest_later(
     assert seen["Roster.clients"] == 2 and seen["Roster.weights"] == (1.0, 3.0)
     assert seen["Roster.identity.attempt"] == attempt
     assert seen["Roster.terms.patience"] == 7.0 and seen["Roster.seal"] == "seal"
-    assert seen["Roster.steps"] == {"seed": 1} and seen["Roster.report"] is print
+    told_steps = {"steps": {"lr": "2"}, "seed": 1, "held_out": False}
+    assert seen["Roster.steps"] == told_steps and seen["Roster.report"] is print
 
 
 # A site.

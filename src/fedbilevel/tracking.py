@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +117,14 @@ def _end_before(place: Path, number: int) -> int:
 
 @contextmanager
 def _tensorboard(place: Path, about: Mapping[str, Any]) -> Iterator[OnRound]:
-    writer = _imported("tensorboard").SummaryWriter(str(place))
-    writer.add_text("about", json.dumps(about, default=str))
-    try:
+    with closing(_imported("tensorboard").SummaryWriter(str(place))) as writer:
+        writer.add_text("about", json.dumps(about, default=str))
 
         def write(event: Event) -> None:
             for name, value in event.values.items():
                 writer.add_scalar(name, value, event.round)
 
         yield write
-    finally:
-        writer.close()
 
 
 @contextmanager

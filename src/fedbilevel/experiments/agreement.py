@@ -1,4 +1,4 @@
-"""What the server and the sites of a federation must agree on before it begins.
+"""The agreement of the server and the sites of a federation before it begins.
 
 Settings: both sides compare fingerprints of them and of the algorithm. The task: a site
 reports fields that are declared once, each with its check; the server takes these, of
@@ -187,12 +187,8 @@ def _is_algorithm(value: Any) -> bool:
 
 def _are_private(value: Any) -> bool:
     """Say whether these are flags of the blocks of x, and of those of y."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(level, list) for level in value)
-        and all(_is_flag(flag) for level in value for flag in level)
-    )
+    right = isinstance(value, list) and [*map(type, value)] == [list, list]
+    return right and all(_is_flag(flag) for level in value for flag in level)
 
 
 def _settings_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:

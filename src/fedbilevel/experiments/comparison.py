@@ -25,7 +25,8 @@ from fedbilevel.experiments.run_folder import read_json, unlike, write_json
 from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of, trials_of
 from fedbilevel.result import to_plain
 from fedbilevel.runtime import Watch
-from fedbilevel.studies.comparison import TRIALS, Comparison, Contender, compared
+from fedbilevel.studies.budgets import TRIALS
+from fedbilevel.studies.comparison import Comparison, Contender, compared
 from fedbilevel.studies.setting import Keeping
 
 
@@ -152,14 +153,10 @@ def _built(
     only_task = {n: v for n, v in experiment.options.items() if n in for_task}
     built = replace(experiment, algorithm=first, options=only_task).build()
     about = (built.task.recommended, built.task.data.clients)
-    searches = {
-        name: search_of(experiment, entry, *about, own[name])
-        for name, entry in entries.items()
-    }
-    contenders = {
-        name: _contender(experiment, built, entry, searches[name], tuning)
-        for name, entry in entries.items()
-    }
+    contenders, searches = {}, {}
+    for name, entry in entries.items():
+        searches[name] = search_of(experiment, entry, *about, own[name])
+        contenders[name] = _contender(experiment, built, entry, searches[name], tuning)
     return built, contenders, searches
 
 
@@ -188,15 +185,11 @@ def _contender(
 ) -> Contender:
     """Return an algorithm as it is, or what is searched of it."""
     search = tuning and named.search(tuning.trials, tuning.sampler)
-    if search:
-        candidates, first = search, search.first()
-    else:
-        first = named.build(named.given)
-        candidates = (first,)
+    first = search.first() if search else named.build(named.given)
     setting = experiment.setting(built.task, entry, built.setting.channel)
     shown = built._replace(entry=entry, algorithm=first, setting=setting)
     shown.job()  # which warns where the limit will be off
-    return Contender(candidates, entry.pools)
+    return Contender(search or (first,), entry.pools)
 
 
 def _shared_out(

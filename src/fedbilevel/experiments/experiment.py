@@ -17,14 +17,8 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry, quantile_clipped, st
 from fedbilevel.channels import Channel
 from fedbilevel.datasets import Dataset
 from fedbilevel.errors import CheckpointError, InvalidInputError, unknown_name
-from fedbilevel.experiments import channels
+from fedbilevel.experiments import clients
 from fedbilevel.experiments.built import Built, headline_only
-from fedbilevel.experiments.clients import (
-    drawn,
-    read_participation,
-    read_weights,
-    weighed,
-)
 from fedbilevel.experiments.options import algorithm_from, options_of
 from fedbilevel.result import Result
 from fedbilevel.runtime import mesh
@@ -57,11 +51,11 @@ class Experiment(Settings):
     def __post_init__(self) -> None:
         own = self.algorithm
         read = {
-            "weights": read_weights(self.weights),
+            "weights": clients.read_weights(self.weights),
             # From a file or a message they come as a list.
             "wrappers": tuple(self.wrappers),
-            "clip": channels.as_clip(self.clip),
-            "participation": read_participation(self.participation),
+            "clip": clients.as_clip(self.clip),
+            "participation": clients.read_participation(self.participation),
             "task": tasks.as_name(self.task),
             "algorithm": None if own is None else algorithms.as_name(own),
         }
@@ -124,7 +118,7 @@ class Experiment(Settings):
         job = mesh.on_all(lambda: made.job(self.seed))
         some = f"{job.participants} of " if job.participants < job.clients else ""
         about("checking", f"{some}{job.clients} clients")
-        channels.require_signal(self, job, made.rounds, say)
+        clients.require_signal(self, job, made.rounds, say)
         checkpoints = None
         if folder is not None:
             every = (self.checkpoint_rounds, self.checkpoint_seconds)
@@ -209,7 +203,7 @@ class Experiment(Settings):
         """Return everything of the run but the algorithm."""
         sampling = runtime.Sampling(self.sizes(task.recommended)["batch"])
         if not entry.pools:
-            sampling = drawn(self, task, sampling)
+            sampling = clients.drawn(self, task, sampling)
         problem = task.problem
         if self.model_devices > 1:
             problem = replace(problem, model_devices=self.model_devices)
@@ -231,11 +225,11 @@ class Experiment(Settings):
 
     def channel(self) -> Channel:
         """Return what replies go through."""
-        return channels.channel_of(self)
+        return clients.channel_of(self)
 
     def channel_settings(self) -> dict[str, Any]:
         """Return what of the channel is not as if it was left out."""
-        values = {name: getattr(self, name) for name in channels.CHANNEL}
+        values = {name: getattr(self, name) for name in clients.CHANNEL}
         chosen = {n: v for n, v in values.items() if v != getattr(Settings, n)}
         return {**chosen, "delta": self.delta} if self.noise else chosen
 
@@ -279,41 +273,40 @@ class Experiment(Settings):
             task = tasks.built(make, self.label, self.clients, given)
         if data is not None:
             values["data"] = data.name
-        return weighed(self, task), values, rest
+        return clients.weighed(self, task), values, rest
 
     def sizes(self, recommended: Mapping[str, str]) -> dict[str, int]:
         """Return rounds, local steps and batch: chosen, or else recommended."""
-        chosen = {name: getattr(self, name) for name in _SIZES}
-        for name, value in chosen.items():
+        found = {}
+        for name in _SIZES:
+            value = getattr(self, name)
             if value is None and name not in recommended:
                 raise InvalidInputError(
                     f"task '{self.label}' recommends no {name}. Give "
                     f"--{name.replace('_', '-')}, or let the task recommend it: "
                     f"`Task(recommended={{'{name}': ...}})`."
                 )
-        return {
-            name: int(recommended[name]) if value is None else value
-            for name, value in chosen.items()
-        }
+            found[name] = int(recommended[name]) if value is None else value
+        return found
 
     def algorithm_by(
-        self, entry: Entry, recommended: Mapping[str, str], clients: int
+        self, entry: Entry, recommended: Mapping[str, str], count: int
     ) -> AbstractAlgorithm:
-        """Build an algorithm from what a task recommends and what was chosen."""
+        """Build what a task recommends and what was chosen, for so many clients."""
         options, known = self.method_options, options_of(entry)
         for option in options:
             if option not in known:
                 raise unknown_name("option", option, [*self.task_options, *known])
         steps = self.sizes(recommended)["local_steps"]
-        cohort = str(self.participants or clients)
+        cohort = str(self.participants or count)
         usual = self.steps_of(recommended, entry.name)
         settings = {"participants": cohort, **usual, **options}
         for size in _SIZES:
             settings.pop(size, None)
-        built = algorithm_from(entry, settings, clients, steps)
+        built = algorithm_from(entry, settings, count, steps)
         for text in self.wrappers:
             built = algorithms.read_wrapper(text)(built)
-        quantile = channels.read_quantile(self.clip)
+        quantile = clients.read_quantile(self.clip)
         if quantile is not None:
             built = quantile_clipped(built, quantile)
         return steadied(built, self._measures)
@@ -324,16 +317,12 @@ class Experiment(Settings):
 
         A bound that follows the changes hides nothing.
         """
-        hidden = self.clip is not None and channels.read_quantile(self.clip) is None
+        hidden = self.clip is not None and clients.read_quantile(self.clip) is None
         return self.safeguard and not hidden and not self.noise
 
     def steps_of(self, recommended: Mapping[str, str], name: str) -> dict[str, str]:
         """Return what a task recommends: numbers, where a run measures nothing."""
-        usual = {
-            option: value
-            for option, value in recommended.items()
-            if option.partition(":")[0] != "auto"
-        }
+        usual = {n: v for n, v in recommended.items() if n.partition(":")[0] != "auto"}
         if not self._measures:
             return usual
         measured = recommended.get("auto", "").split()

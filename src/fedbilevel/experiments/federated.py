@@ -23,25 +23,12 @@ from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.datasets import Preparation
 from fedbilevel.errors import CheckpointError, InvalidInputError
 from fedbilevel.evaluation import split
-from fedbilevel.experiments.agreement import (
-    SiteSchema,
-    SiteSteps,
-    federated_entry,
-    require_alike,
-    shared_settings,
-)
+from fedbilevel.experiments import agreement, served_model
 from fedbilevel.experiments.built import headline_only, leave_files
-from fedbilevel.experiments.channels import require_signal
 from fedbilevel.experiments.clients import agreed as agreed_weights
-from fedbilevel.experiments.clients import counted
+from fedbilevel.experiments.clients import counted, require_signal
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.run_folder import unlike
-from fedbilevel.experiments.served_model import (
-    blank_of_texts,
-    blank_task,
-    check_blank,
-    model_at,
-)
 from fedbilevel.federation.server.measuring import together
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.result import Result
@@ -75,7 +62,7 @@ def serve(
     made: Callable[[dict[str, Any]], None] = lambda exchange: None,
     preparation: Preparation | None = None,
     on_round: OnRound | None = None,
-    steps: SiteSteps | None = None,
+    steps: agreement.SiteSteps | None = None,
 ) -> Result:
     """Run an experiment on the sites that a transport reaches, known by their seals.
 
@@ -87,9 +74,9 @@ def serve(
     is known by its fingerprint. `steps` are for sites that take them from the server.
     """
     if preparation is None:
-        blank = blank_of_texts(experiment)
+        blank = served_model.blank_of_texts(experiment)
     else:
-        blank = blank_task(experiment, preparation)
+        blank = served_model.blank_task(experiment, preparation)
     experiment, words = counted(experiment, preparation)
     identity = _identity(folder, experiment)
     if steps is not None:
@@ -97,7 +84,7 @@ def serve(
     roster = gathered(transport, experiment, identity, terms, report, seal, steps)
     job, sites = agreed(experiment, roster)
     if blank is not None:
-        check_blank(blank, sites, job)
+        served_model.check_blank(blank, sites, job)
 
     def left_out(entry: dict[str, Any]) -> None:
         with (folder / LEFT_OUT).open("a") as file:  # restarts add to it
@@ -131,7 +118,7 @@ def serve(
     data = {"sites": held, "remarks": [words]}
     result = replace(result, config={**result.config, "data": data})
     if blank is not None:
-        result = replace(result, model=model_at(blank, result, sites.task))
+        result = replace(result, model=served_model.model_at(blank, result, sites.task))
     attendance = ran.outcome.state.attendance
     _files.write_arrays(folder / ATTENDANCE, {"attendance": attendance})
     if steps is not None:
@@ -150,7 +137,7 @@ def gathered(
     terms: federation.Terms,
     report: Callable[[str], None],
     seal: Seal,
-    steps: SiteSteps | None,
+    steps: agreement.SiteSteps | None,
 ) -> federation.Roster:
     """Say hello to the sites: to all at the first attempt, later to a minimum."""
     weights = agreed_weights(experiment)
@@ -161,7 +148,7 @@ def gathered(
         terms,
         report,
         weights=() if isinstance(weights, str) else weights,
-        check_facts=SiteSchema.check,
+        check_facts=agreement.SiteSchema.check,
         seal=seal,
         steps=None if steps is None else asdict(steps),
     )
@@ -172,7 +159,7 @@ def gathered(
 
 def _identity(folder: Path, experiment: Experiment) -> federation.Identity:
     """Return which federation this is: a new one, or the one begun in the folder."""
-    settings = federation.settings_fingerprint(shared_settings(experiment))
+    settings = federation.settings_fingerprint(agreement.shared_settings(experiment))
     path = folder / FEDERATION
     name, attempt = secrets.token_hex(16), 0
     if path.exists():
@@ -206,12 +193,14 @@ def _begun(path: Path) -> dict[str, Any]:
     )
 
 
-def agreed(experiment: Experiment, roster: federation.Roster) -> tuple[Job, SiteSchema]:
+def agreed(
+    experiment: Experiment, roster: federation.Roster
+) -> tuple[Job, agreement.SiteSchema]:
     """Return the job that all sites agree on, or name one that differs."""
     first = min(roster.members)
     facts, start = roster.members[first].facts, roster.members[first].start
     for client, member in sorted(roster.members.items()):
-        require_alike(
+        agreement.require_alike(
             (f"client {client}", member.facts.get("alike", {})),
             (f"client {first}", facts.get("alike", {})),
             "all sites",
@@ -225,7 +214,7 @@ def agreed(experiment: Experiment, roster: federation.Roster) -> tuple[Job, Site
                 "sites, and labels the same classes. Recommended values may depend on "
                 "the rows: give them, on the server and at all sites alike."
             )
-    sites = SiteSchema(**facts)
+    sites = agreement.SiteSchema(**facts)
     x = OrderedDict(zip(sites.x, start, strict=False))
     y = OrderedDict(zip(sites.y, start[len(x) :], strict=True))
     levels = zip((x, y), sites.private, strict=True)
@@ -250,14 +239,14 @@ def entry_of(experiment: Experiment, named: str) -> Entry:
     """Return the algorithm that the sites mean, of code that the server has itself."""
     own = experiment.algorithm
     if own is None and named in {*algorithms.names(), *algorithms.installed()}:
-        return federated_entry(named)
+        return agreement.federated_entry(named)
     if own is None or algorithms.identity(own) != named:
         raise InvalidInputError(
             f"the sites use the algorithm '{named:.80}', which the server has not, or "
             "not the same. Give --algorithm on the server and at all sites, each with "
             "its copy of the same file."
         )
-    return federated_entry(own)
+    return agreement.federated_entry(own)
 
 
 def _differences(one: federation.Member, other: federation.Member) -> set[str]:
@@ -275,7 +264,7 @@ def _differences(one: federation.Member, other: federation.Member) -> set[str]:
 
 def _result(
     experiment: Experiment,
-    sites: SiteSchema,
+    sites: agreement.SiteSchema,
     runtime: federation.FederationRuntime,
     ran: Ran,
     counts: Sequence[int],

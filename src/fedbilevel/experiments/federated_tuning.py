@@ -19,18 +19,9 @@ from fedbilevel import federation
 from fedbilevel._files import make_private_folder
 from fedbilevel._folders import SEARCH, TUNED, TUNING
 from fedbilevel.errors import CheckpointError, DivergedError, InvalidInputError
-from fedbilevel.experiments.agreement import (
-    SiteSteps,
-    shared_settings,
-    without_searched,
-)
+from fedbilevel.experiments import agreement, run_folder
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.federated import agreed, entry_of, gathered
-from fedbilevel.experiments.run_folder import (
-    read_json,
-    require_same_search,
-    write_json,
-)
 from fedbilevel.experiments.tuning import NamedSearch, Tuning, search_of
 from fedbilevel.federation.server.measuring import willing
 from fedbilevel.federation.wire import CHECKSUM, Seal
@@ -55,7 +46,7 @@ def tune_at_sites(
     seal: Seal = CHECKSUM,
     watch: Watch | None = None,
     report: Callable[[str], None] = print,
-) -> SiteSteps:
+) -> agreement.SiteSteps:
     """Search options of an experiment at its sites; return the best for the run.
 
     A trial has `rounds` rounds. `tuning` in the folder of the run keeps what was tried.
@@ -81,7 +72,7 @@ def tune_at_sites(
     for batch, size in enumerate(search.batches(search.count)):
         for point in search.proposed(size, tried, batch):
             steps, apart = _steps(named, point), judged_by == HELD_OUT
-            given = [SiteSteps(steps, seed, apart) for seed in seeds]
+            given = [agreement.SiteSteps(steps, seed, apart) for seed in seeds]
             values = [trials.value(len(tried), one, rounds) for one in given]
             tried.append((point, float(np.mean(values))))
             shown = ", ".join(f"{name}={text}" for name, text in steps.items())
@@ -96,10 +87,10 @@ def tune_at_sites(
 
 def _opened(folder: Path, experiment: Experiment, asked: Mapping[str, Any]) -> Path:
     """Return the folder of a search: a new one, or that of this very search."""
-    settings = {"experiment": shared_settings(experiment), **asked}
-    require_same_search(folder / SEARCH, settings)
+    settings = {"experiment": agreement.shared_settings(experiment), **asked}
+    run_folder.require_same_search(folder / SEARCH, settings)
     make_private_folder(folder)
-    write_json(folder / SEARCH, settings)
+    run_folder.write_json(folder / SEARCH, settings)
     return folder
 
 
@@ -121,8 +112,8 @@ class _Trials(NamedTuple):
 
     def searched(self) -> tuple[NamedSearch, str]:
         """Return what is searched, and what decides, as the sites report it."""
-        base = without_searched(self.experiment)
-        roster = self._gathered(SiteSteps({}, base.seed))
+        base = agreement.without_searched(self.experiment)
+        roster = self._gathered(agreement.SiteSteps({}, base.seed))
         job, sites = agreed(base, roster)
         if sites.tuned_by is None:
             raise InvalidInputError(
@@ -134,11 +125,11 @@ class _Trials(NamedTuple):
         named = search_of(self.experiment, entry, usual, job.clients, given)
         return named, sites.tuned_by
 
-    def value(self, number: int, given: SiteSteps, rounds: int) -> float:
+    def value(self, number: int, given: agreement.SiteSteps, rounds: int) -> float:
         """Return what a trial came to; infinity where it diverged."""
         path = self.folder / f"trial-{number}-seed-{given.seed}.json"
         if path.exists():
-            held = read_json(path)
+            held = run_folder.read_json(path)
             if held.get("told") != asdict(given):
                 raise CheckpointError(f"{path} is of another trial. Remove {TUNING}.")
             return math.inf if held["value"] is None else float(held["value"])
@@ -147,10 +138,12 @@ class _Trials(NamedTuple):
         except DivergedError:
             value = math.inf
         finite = math.isfinite(value)
-        write_json(path, {"told": asdict(given), "value": value if finite else None})
+        run_folder.write_json(
+            path, {"told": asdict(given), "value": value if finite else None}
+        )
         return value if finite else math.inf
 
-    def _made(self, given: SiteSteps, rounds: int) -> float:
+    def _made(self, given: agreement.SiteSteps, rounds: int) -> float:
         roster = self._gathered(given)
         job, sites = agreed(given.applied(self.experiment), roster)
         # Metrics may know test rows: sites that hold rows out measure none.
@@ -171,9 +164,11 @@ class _Trials(NamedTuple):
             judged.append(float(outcome.columns[column][-1]))
         return float(np.mean(judged))
 
-    def _gathered(self, given: SiteSteps) -> federation.Roster:
+    def _gathered(self, given: agreement.SiteSteps) -> federation.Roster:
         """Say hello to all sites, as the server of a federation of its own."""
-        settings = federation.settings_fingerprint(shared_settings(self.experiment))
+        settings = federation.settings_fingerprint(
+            agreement.shared_settings(self.experiment)
+        )
         identity = federation.Identity(secrets.token_hex(16), settings, 1)
         how = (self.terms, self.report, self.seal, given)
         return gathered(self.transport, self.experiment, identity, *how)
@@ -186,7 +181,7 @@ def _concluded(
     search: Search,
     tried: list[tuple[Point, float]],
     judged_by: str,
-) -> SiteSteps:
+) -> agreement.SiteSteps:
     """Take the best, and write down what was tried."""
     if not any(math.isfinite(value) for _, value in tried):
         raise InvalidInputError(
@@ -195,5 +190,5 @@ def _concluded(
     best = _steps(named, tried[search.best(tried)][0])
     trials = [{"options": _steps(named, p), "value": v} for p, v in tried]
     about = {"task": experiment.label, "judged_by": judged_by}
-    write_json(folder / TUNED, {**about, "options": best, "trials": trials})
-    return SiteSteps(best, experiment.seed)
+    run_folder.write_json(folder / TUNED, {**about, "options": best, "trials": trials})
+    return agreement.SiteSteps(best, experiment.seed)

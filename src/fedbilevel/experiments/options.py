@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+from fedbilevel import schedules
 from fedbilevel.algorithms import AbstractAlgorithm, Entry, Preset
 from fedbilevel.algorithms.local._bases import Founding
 from fedbilevel.errors import InvalidInputError, unknown_name
@@ -21,15 +22,6 @@ from fedbilevel.hypergradient import (
     Neumann,
     RandomNeumann,
     Unrolled,
-)
-from fedbilevel.schedules import (
-    Constant,
-    CubeRootDecay,
-    Effective,
-    PowerDecay,
-    Schedule,
-    TheoremThree,
-    parse_schedule,
 )
 from fedbilevel.units import AbstractRelative, OfCurvature, OfDistance, read_relative
 
@@ -71,13 +63,13 @@ _SCHEDULE = "1"  # a shape that changes nothing
 # Effective values of parameters with common names; others declare their own
 # (`fedbilevel.schedules.step`). Of steps with a common shape over t, it is a.
 _USUAL = {
-    "lr": Effective(("lower_step",)),
-    "lr_x": Effective(("upper_step",), over="a"),
-    "lr_y": Effective(("lower_step",), over="a"),
-    "lr_z": Effective(("auxiliary_step", "lr_y", "lower_step"), over="a"),
-    "theta": Effective(("theta",)),
-    "terms": Effective(("q",)),
-    "chains": Effective(("participants",)),
+    "lr": schedules.Effective(("lower_step",)),
+    "lr_x": schedules.Effective(("upper_step",), over="a"),
+    "lr_y": schedules.Effective(("lower_step",), over="a"),
+    "lr_z": schedules.Effective(("auxiliary_step", "lr_y", "lower_step"), over="a"),
+    "theta": schedules.Effective(("theta",)),
+    "terms": schedules.Effective(("q",)),
+    "chains": schedules.Effective(("participants",)),
 }
 
 
@@ -136,9 +128,9 @@ _RECOMMENDED = {
 }
 
 
-def _effective_of(one: Field) -> Effective | None:
+def _effective_of(one: Field) -> schedules.Effective | None:
     """Return what a parameter follows from, if it follows from anything."""
-    stated: Effective | None = one.metadata.get("effective")
+    stated: schedules.Effective | None = one.metadata.get("effective")
     usual = _USUAL.get(one.name)
     if stated is None or usual is None:
         return stated or usual
@@ -166,7 +158,7 @@ def _kind(one: Field) -> str:
         return "count"
     if _words(one):
         return " or ".join(_words(one))
-    return "number or schedule" if one.type == Schedule else "number"
+    return "number or schedule" if one.type == schedules.Schedule else "number"
 
 
 def _words(one: Field) -> dict[str, Any]:
@@ -182,7 +174,7 @@ def _default(one: Field, entry: Entry) -> str:
     parts = entry.make.fixed if isinstance(entry.make, Preset) else {}
     if one.name in parts:
         return str(parts[one.name]).lower()
-    if one.type == Schedule:
+    if one.type == schedules.Schedule:
         return _SCHEDULE
     if one.default is MISSING:
         return "must be given"
@@ -213,14 +205,12 @@ class _Reader:
         # Parameters that others depend on come first.
         known = [_effective_of(one) for one in of_letter.values()]
         early = {name for one in known if one for name in one.after}
-        by_name = {one.name: letter for letter, one in of_letter.items()}
-        first = [by_name[name] for name in early if name in by_name]
-        for letter in sorted(of_letter, key=lambda name: name not in first):
-            one = of_letter[letter]
-            if one.type != Schedule:
+        order = sorted(of_letter.items(), key=lambda pair: pair[1].name not in early)
+        for letter, one in order:
+            if one.type != schedules.Schedule:
                 self._read(letter, one)
         for letter, one in of_letter.items():
-            if one.type == Schedule:
+            if one.type == schedules.Schedule:
                 rho1 = 1.0 if self._is_shape(letter) else self.made.get("rho1", 1.0)
                 self.made[one.name] = self._schedule(letter, rho1)
         if "local_steps" in self.entry.parameters:
@@ -276,7 +266,7 @@ class _Reader:
             raise unknown_name(kind, self.options[name], words)
         return words[self.options[name]]
 
-    def _converted(self, one: Field, effective: Effective) -> Any:
+    def _converted(self, one: Field, effective: schedules.Effective) -> Any:
         name = next(
             (n for n in effective.names if n in self.options), effective.names[-1]
         )
@@ -314,7 +304,7 @@ class _Reader:
     def _schedule(self, letter: str, rho1: float) -> Any:
         text = self.options.get(letter, _SCHEDULE)
         sizes = {"clients": self.clients, "local_steps": self.local_steps}
-        return parse_schedule(text, **sizes, rho1=rho1)
+        return schedules.parse_schedule(text, **sizes, rho1=rho1)
 
     def _number(self, name: str) -> Any:
         """Read a number, or one in units that a run measures, such as 0.5/L."""
@@ -357,13 +347,13 @@ def as_options(entry: Entry, algorithm: AbstractAlgorithm) -> dict[str, str]:
             written |= {"q": str(value.q), "theta": _number_text(value.theta)}
         elif one.type is AbstractHypergradient:
             written |= _estimator_options(value)
-        elif one.type == Schedule:
+        elif one.type == schedules.Schedule:
             written[letter] = _schedule_text(value)
         elif isinstance(value, bool):
             written[letter] = str(value).lower()
         elif isinstance(value, int | str):
             written[letter] = str(value)
-        elif value is not None:
+        else:
             written[letter] = _number_text(value)
     return written
 
@@ -383,13 +373,13 @@ def _number_text(value: Any) -> str:
 
 
 def _schedule_text(value: Any) -> str:
-    if isinstance(value, Constant):
+    if isinstance(value, schedules.Constant):
         return _number_text(value.value)
-    if isinstance(value, CubeRootDecay):
+    if isinstance(value, schedules.CubeRootDecay):
         return f"decay:{float(value.c0)!r}:{float(value.w0)!r}"
-    if isinstance(value, PowerDecay):
+    if isinstance(value, schedules.PowerDecay):
         numbers = (value.c0, value.w0, value.power)
         return ":".join(["decay", *(repr(float(one)) for one in numbers)])
-    if isinstance(value, TheoremThree):
+    if isinstance(value, schedules.TheoremThree):
         return f"theorem3:{float(value.l_hat)!r}:{float(value.l_phi)!r}"
     raise InvalidInputError(f"a schedule of type {type(value).__name__} has no text.")

@@ -1,21 +1,33 @@
-"""Which two or three methods fit a situation, why, and how they did when measured."""
+"""Which two or three methods fit a situation, why, and how they did when measured.
 
-from collections.abc import Collection, Sequence
+`field.json` has what was measured. It is a list of rows, one for each setting (a task,
+or a task and a word after a dash) and method: `metric` and its `mean` over seeds,
+`early` after a tenth of the rounds, `exchanges`, `megabytes`, `samples`, `seconds`, and
+`diverged`, the share of trials that did; or `failed`, with the reason. A row with a
+`note` cannot be compared, for the reason that it gives. `benchmarks/field.py` writes
+it. A lower mean is better.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import resources
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel import algorithms, tasks
+from fedbilevel import algorithms
 from fedbilevel._blocks import is_any
 from fedbilevel.algorithms import Entry
 from fedbilevel.errors import InvalidInputError, unknown_name
-from fedbilevel.experiments import field, traits
+from fedbilevel.experiments import traits
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.field import Place, Row
 from fedbilevel.tasks import Task
 
+Row = Mapping[str, Any]
+MANY = 2.5  # two exchanges a round, and one now and then, are not many
 MOST = 3
 _SMALL = 1000  # entries of x and of y, of which a server can hold a square
 
@@ -87,18 +99,18 @@ def recommend(
 ) -> list[Advice]:
     """Return the two or three methods that fit best, the best first.
 
-    `task` is a name, or an experiment. `rows` are measured ones, as
-    `fedbilevel.experiments.field` describes them; those of the package if left out.
-    Where a task was measured the order is that of its results; else that of the mean
-    place in all that was measured, and where there is nothing of that how well a method
-    is known. Where both levels are small, a method that sends Hessians is among them:
-    it needs no steps, and is exact. It leads where the task itself chooses it.
+    `task` is a name, or an experiment. `rows` are measured ones, as this module
+    describes them; those of the package if left out. Where a task was measured the
+    order is that of its results; else that of the mean place in all that was measured,
+    and where there is nothing of that how well a method is known. Where both levels are
+    small, a method that sends Hessians is among them: it needs no steps, and is exact.
+    It leads where the task itself chooses it.
     """
     asked = situation or Situation()
     known = _known_of(task, asked)
     question = asked.question or _question(known)
     entries = _candidates(known, asked, question)
-    every = field.shipped() if rows is None else rows
+    every = shipped() if rows is None else rows
     ranking = _Ranking.of(every, known, asked, [one.name for one in entries])
 
     def order(entry: Entry) -> tuple:
@@ -134,14 +146,15 @@ def _known_of(task: str | Experiment | None, asked: Situation) -> _Known:
     if not isinstance(task, Experiment):
         task = Experiment(task, clients=asked.clients)
     built, _, _ = task.build_task()
-    private = built.problem.private
-    own_lower = any(jax.tree.leaves(private.y))
-    name, count = tasks.label(tasks.as_name(task.task)), built.data.clients
-    most = max(
-        sum(jnp.size(leaf) for leaf in jax.tree.leaves(built.x)), _largest(built)
+    private, count = built.problem.private, sum(map(jnp.size, jax.tree.leaves(built.x)))
+    return _Known(
+        task.label,
+        built.algorithm,
+        built.data.clients,
+        is_any(private),
+        own_lower=any(jax.tree.leaves(private.y)),
+        small=max(count, _largest(built)) <= _SMALL,
     )
-    small = most <= _SMALL
-    return _Known(name, built.algorithm, count, is_any(private), own_lower, small)
 
 
 def _largest(built: Task) -> int:
@@ -204,10 +217,58 @@ def _reasons(entry: Entry, known: _Known, question: str) -> tuple[str, ...]:
     reasons.append("multiplies by Hessians" if hessian else "asks for gradients alone")
     if question != "single-machine":
         several = "more-exchanges" in needs
-        reasons.append(
-            f"has {'several exchanges' if several else 'one exchange'} a round"
-        )
+        many = "several exchanges" if several else "one exchange"
+        reasons.append(f"has {many} a round")
     return tuple(reasons)
+
+
+class Place(NamedTuple):
+    """Where a method came among those that are compared: the first has rank 1."""
+
+    rank: int
+    among: int
+    row: Row
+
+
+def shipped() -> list[Row]:
+    """Return the rows that come with the package."""
+    place = resources.files("fedbilevel.experiments") / "field.json"
+    return json.loads(place.read_text("utf-8"))
+
+
+def settings_of(rows: Sequence[Row], task: str) -> list[str]:
+    """Return the settings of a task that were measured, the plain one first."""
+    every = {row["setting"] for row in rows}
+    own = [one for one in every if one == task or one.startswith(f"{task}-")]
+    return sorted(own, key=lambda one: (len(one), one))
+
+
+def places(
+    rows: Sequence[Row], setting: str, names: Collection[str], column: str
+) -> dict[str, Place]:
+    """Return the places of some methods in one setting, by one column.
+
+    Early on exchanges count: a method with over `MANY` times as many in a round as the
+    most frugal one comes after all others.
+    """
+    found = [
+        row
+        for row in rows
+        if row["setting"] == setting
+        and row["method"] in names
+        and "note" not in row
+        and math.isfinite(row.get(column, math.nan))
+    ]
+    fewest = min((row["exchanges"] for row in found), default=0)
+
+    def order(row: Row) -> tuple:
+        many = column == "early" and row["exchanges"] > MANY * fewest
+        return many, row[column], row["method"]
+
+    found.sort(key=order)
+    return {
+        row["method"]: Place(rank, len(found), row) for rank, row in enumerate(found, 1)
+    }
 
 
 @dataclass(frozen=True)
@@ -226,11 +287,11 @@ class _Ranking:
     ) -> "_Ranking":
         """Find the settings that count, and the places of methods."""
         column = "early" if asked.few_rounds else "mean"
-        own = [] if known.name is None else field.settings_of(rows, known.name)
+        own = [] if known.name is None else settings_of(rows, known.name)
         # A setting with a word after a dash, such as shards, has clients that differ.
         chosen = own[-1:] if asked.differ else own[:1]
         settings = chosen or list(dict.fromkeys(row["setting"] for row in rows))
-        found = {one: field.places(rows, one, names, column) for one in settings}
+        found = {one: places(rows, one, names, column) for one in settings}
         failed = {
             row["method"]: str(row["failed"])
             for row in rows

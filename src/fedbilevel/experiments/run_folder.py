@@ -12,7 +12,7 @@ from fedbilevel.errors import CheckpointError
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.result import Result, to_plain
 from fedbilevel.saved import Saved
-from fedbilevel.studies.comparison import TRIALS
+from fedbilevel.studies.budgets import TRIALS
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fedbilevel.federation import settings_fingerprint
 from fedbilevel.models import Model
 from fedbilevel.result import Result, named_leaves, shaped
 from fedbilevel.runtime import Job
+from fedbilevel.studies.single import named_point
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._texts import NOBODYS
 
@@ -111,7 +112,10 @@ def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
             "every site keeps a y of its own, so that no model is left which all "
             "share. Leave --preparation out on the server."
         )
-    theirs, ours = _shapes(job.x, job.y), _shapes(task.x, task.y)
+    theirs, ours = (
+        {name: leaf.shape for name, leaf in named_point(one.x, one.y).items()}
+        for one in (job, task)
+    )
     flags = [flag for level in sites.private for flag in level]
     private = {name for name, flag in zip(theirs, flags, strict=True) if flag}
     for name in sorted({*theirs, *ours} - private):
@@ -120,11 +124,6 @@ def check_blank(task: Task, sites: SiteSchema, job: Job) -> None:
                 f"{name} has the shape {theirs.get(name)} at the sites, but "
                 f"{ours.get(name)} by the preparation. Leave it out on the server."
             )
-
-
-def _shapes(x: Any, y: Any) -> dict[str, tuple[int, ...]]:
-    leaves = {**named_leaves("x", x), **named_leaves("y", y)}
-    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def model_at(task: Task, result: Result, options: Mapping[str, Any]) -> Model | None:

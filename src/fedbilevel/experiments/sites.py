@@ -17,26 +17,18 @@ from fedbilevel.datasets import Preparation
 from fedbilevel.datasets.encoding import read_preparation
 from fedbilevel.errors import AtClientError, InvalidInputError
 from fedbilevel.evaluation import NUMBERS
-from fedbilevel.experiments.agreement import (
-    SiteSchema,
-    SiteSteps,
-    federated_entry,
-    local_options,
-    meaning,
-    shared_settings,
-    without_searched,
-)
-from fedbilevel.experiments.built import model_of_levels, weighing
+from fedbilevel.experiments import agreement
+from fedbilevel.experiments.built import model_of_levels, reported_quality, weighing
 from fedbilevel.experiments.clients import counted
 from fedbilevel.experiments.experiment import Experiment
-from fedbilevel.experiments.model_quality import reported_quality
 from fedbilevel.experiments.served_model import alone_of, blank_task
 from fedbilevel.experiments.tuning import search_of
 from fedbilevel.federation.refusals import RefusedError
 from fedbilevel.federation.wire import CHECKSUM, Seal
 from fedbilevel.problem import as_weights
-from fedbilevel.result import named_leaves, to_plain
+from fedbilevel.result import to_plain
 from fedbilevel.runtime import Job
+from fedbilevel.studies.single import named_point
 from fedbilevel.studies.validation import HELD_OUT, held_out
 from fedbilevel.tasks import Task
 from fedbilevel.tasks._base import Tested
@@ -84,17 +76,17 @@ def build_site(
     experiment, _ = counted(experiment, made)
     chosen = experiment.weights
     weights = as_weights(chosen if isinstance(chosen, tuple) else None, clients)
-    settings = federation.settings_fingerprint(shared_settings(experiment))
+    settings = federation.settings_fingerprint(agreement.shared_settings(experiment))
     asked = experiment
     if tune:
         experiment.require_tunable()
-        experiment = without_searched(experiment)
+        experiment = agreement.without_searched(experiment)
     task, values = _task(experiment, client, trial)
     task = weighing(task, [float(weights[client])])
     if made is not None:
         task = _as_prepared(task, experiment, client, made)
     named = experiment.algorithm_for(task)
-    entry = federated_entry(named)
+    entry = agreement.federated_entry(named)
     try:
         job = _job(experiment, task, entry, clients)
     except AtClientError as error:
@@ -181,7 +173,7 @@ def _following(
     named = search_of(experiment, entry, usual, clients, experiment.method_options)
 
     def follow(info: Mapping[str, Any]) -> tuple[Job, Job | None]:
-        given = SiteSteps.read(info)
+        given = agreement.SiteSteps.read(info)
         try:
             named.require_within(given.steps)
             algorithm = given.applied(experiment).algorithm_by(entry, usual, clients)
@@ -256,21 +248,21 @@ def _as_prepared(
 
 def _schema(
     task: Task, job: Job, name: str, values: dict[str, Any], experiment: Experiment
-) -> SiteSchema:
+) -> agreement.SiteSchema:
     """Return what the server must know of the task, which has no rows of its own."""
-    own = local_options(experiment.task)
+    own = agreement.local_options(experiment.task)
     prepared = bool(values.get("preparation"))
     # Recommended values may depend on the rows; chosen ones do not.
     sizes = experiment.sizes(task.recommended)
     usual = {**task.recommended, **sizes}
     chosen = {**usual, **experiment.options, **sizes}
-    return SiteSchema(
+    return agreement.SiteSchema(
         algorithm=name,
         recommended={option: str(chosen[option]) for option in usual},
         headline=task.headline,
         shows_point=task.shows_point,
         task={option: value for option, value in values.items() if option not in own},
-        classes=federation.settings_fingerprint(meaning(task, prepared)),
+        classes=federation.settings_fingerprint(agreement.meaning(task, prepared)),
         metrics=sorted(jax.eval_shape(job.measured, job.x, job.y)),
         concludes=_concludes(task),
         x=_tree.leaf_names(job.x),
@@ -298,7 +290,7 @@ def _conclusion(task: Task, job: Job) -> Callable[[PyTree], dict[str, Any]] | No
 
     def concluded(state: PyTree) -> dict[str, Any]:
         point = jax.tree.map(np.asarray, job.algorithm.point(state))
-        leaves = {**named_leaves("x", point.x), **named_leaves("y", point.y)}
+        leaves = named_point(point.x, point.y)
         found = {} if conclude is None else dict(conclude(task, leaves))
         model = model_of_levels(task, (point.x, point.y), {})
         found = to_plain({**found, **reported_quality(task, model)})

@@ -15,8 +15,14 @@ from fedbilevel.experiments.built import Built
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import as_options
 from fedbilevel.runtime import configure
-from fedbilevel.studies.calibration import SettingOf, calibrated
-from fedbilevel.studies.planning import Ground, check_preset, checked, measure_ground
+from fedbilevel.studies.planning import (
+    Ground,
+    SettingOf,
+    calibrated,
+    check_preset,
+    checked,
+    measure_ground,
+)
 from fedbilevel.studies.setting import Setting
 from fedbilevel.theory.claims import CLAIMS, algorithm_by, subject_of, theorem_for
 from fedbilevel.theory.plan import Calibration, Plan, practical_plan

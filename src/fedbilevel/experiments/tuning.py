@@ -19,13 +19,9 @@ from fedbilevel._folders import SEARCH, TUNED, check_place, require_new
 from fedbilevel._schema import Tuning as Tuning
 from fedbilevel.algorithms import AbstractAlgorithm, Entry
 from fedbilevel.errors import InvalidInputError
+from fedbilevel.experiments import run_folder
 from fedbilevel.experiments.experiment import Experiment
 from fedbilevel.experiments.options import options_of
-from fedbilevel.experiments.run_folder import (
-    require_same_search,
-    run_command,
-    write_json,
-)
 from fedbilevel.runtime import Watch
 from fedbilevel.studies.searching import Point, Range, Search, Values
 from fedbilevel.studies.setting import Keeping
@@ -194,15 +190,13 @@ class NamedTuned:
     @property
     def command(self) -> str:
         """The command for a run with the chosen options."""
-        return run_command(asdict(self.experiment), "simulator")
+        return run_folder.run_command(asdict(self.experiment), "simulator")
 
     def summary(self) -> dict[str, Any]:
         """Return it as plain data."""
         found = self.found
-        tried = [
-            {"options": options, "value": value, "rounds": rounds}
-            for options, value, rounds in self.trials
-        ]
+        names = ("options", "value", "rounds")
+        tried = [dict(zip(names, one, strict=True)) for one in self.trials]
         return {
             "task": self.experiment.label,
             "algorithm": self.experiment.algorithm,
@@ -251,7 +245,7 @@ def tune(
     built = replace(made, options={**for_task, **middle}).bind(task, values)
     built.job()  # which warns where the limit will be off
     if folder is not None:
-        write_json(folder / SEARCH, settings)
+        run_folder.write_json(folder / SEARCH, settings)
     found = tuned(
         built.setting,
         search,
@@ -265,7 +259,7 @@ def tune(
     made = replace(made, options={**for_task, **best})
     result = NamedTuned(found, made, best, trials_of(named, found))
     if folder is not None:
-        write_json(folder / TUNED, result.summary())
+        run_folder.write_json(folder / TUNED, result.summary())
     return result
 
 
@@ -299,4 +293,4 @@ def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         require_new(folder)
         check_place(folder)
-    require_same_search(path, settings)
+    run_folder.require_same_search(path, settings)

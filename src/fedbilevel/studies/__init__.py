@@ -4,12 +4,12 @@ Everything here takes objects: a problem, data, a start and algorithms. Names an
 are one layer above.
 """
 
-from fedbilevel.studies.calibration import calibrate as calibrate
-from fedbilevel.studies.comparison import Comparison as Comparison
 from fedbilevel.studies.comparison import Contender as Contender
 from fedbilevel.studies.comparison import compare as compare
+from fedbilevel.studies.planning import calibrate as calibrate
 from fedbilevel.studies.planning import check_theory as check_theory
 from fedbilevel.studies.planning import plan as plan
+from fedbilevel.studies.presented import Comparison as Comparison
 from fedbilevel.studies.scaling import complexity as complexity
 from fedbilevel.studies.scaling import speedup as speedup
 from fedbilevel.studies.searching import Range as Range

@@ -11,6 +11,8 @@ KEPT = 3  # one of so many continues
 _MOST_TRIALS = 81  # of a cheap method beside a dear one
 SECONDS = "seconds"
 UNITS = ("samples", "bytes", SECONDS)  # of a budget
+TRIALS = "trials"
+EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 _LOOKS, _APART = 5, 45  # times a trial is judged, one of so many of its rounds apart
 _TIMED = 8  # rounds by which the seconds of a trial are forecast
 

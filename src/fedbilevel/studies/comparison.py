@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Semaphore
@@ -22,12 +22,7 @@ from fedbilevel._folders import COMPARED, TUNING
 from fedbilevel._types import Lower, Metrics, Upper
 from fedbilevel.algorithms import AbstractAlgorithm
 from fedbilevel.channels import PLAIN, Channel
-from fedbilevel.errors import (
-    CheckpointError,
-    DivergedError,
-    InvalidInputError,
-    unknown_name,
-)
+from fedbilevel.errors import DivergedError, InvalidInputError, unknown_name
 from fedbilevel.problem import ClientData, Data, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Job, Sampling, Stopping, SweepRuntime, Watch
@@ -35,9 +30,8 @@ from fedbilevel.runtime.compilation import in_background
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER
 from fedbilevel.runtime.program import measured_at_start
-from fedbilevel.saved import read_saved
-from fedbilevel.studies.budgets import SECONDS, UNITS, lengths_of, together
-from fedbilevel.studies.presented import Presented
+from fedbilevel.studies.budgets import EQUAL, SECONDS, TRIALS, lengths_of, together
+from fedbilevel.studies.presented import Comparison
 from fedbilevel.studies.searching import Search
 from fedbilevel.studies.seeds import compile_seeds, run_seeds, warm_up
 from fedbilevel.studies.setting import Keeping, Setting
@@ -45,9 +39,7 @@ from fedbilevel.studies.single import warn_of_events
 from fedbilevel.studies.tuning import Tuned, costs_of_trial, tuned, tuning_seeds
 from fedbilevel.studies.validation import HELD_OUT
 
-TRIALS = "trials"
 _TIMED = "timed.json"  # in its folder: the seconds of a trial, by method
-EQUAL = (TRIALS, *UNITS)  # what searches of a comparison may have alike
 
 
 @dataclass(frozen=True)
@@ -90,33 +82,6 @@ class Contender:
         alone = {"participants": None, "participation": None}
         sampling = replace(setting.sampling, **alone)
         return replace(setting, data=setting.data.pooled(), sampling=sampling)
-
-
-@dataclass(frozen=True, repr=False)
-class Comparison(Presented):
-    """Results of several algorithms, by name.
-
-    `results` has one per seed for each algorithm, `diverged` where others failed, and
-    `tuned` what came of tuning. A lower `headline` is better. With `equal` "samples",
-    "bytes" or "seconds" algorithms are ranked at what all of them took.
-    """
-
-    headline: str
-    results: dict[str, list[Result]] = field(default_factory=dict)
-    diverged: dict[str, DivergedError] = field(default_factory=dict)
-    tuned: dict[str, Tuned] = field(default_factory=dict)
-    equal: str = TRIALS
-
-    @staticmethod
-    def load(folder: Path | str) -> "Comparison":
-        """Read a finished comparison from its folder; what was tuned stays there."""
-        saved = read_saved(folder)
-        if not saved.compared or saved.unfinished:
-            why = saved.unfinished or "It is one run, which `Result.load` reads."
-            raise CheckpointError(f"{folder} holds no finished comparison. {why}")
-        failed = {name: DivergedError(text) for name, text in saved.diverged.items()}
-        results = {name: list(many) for name, many in saved.results.items()}
-        return Comparison(saved.headline, results, failed, equal=saved.equal)
 
 
 def compare(

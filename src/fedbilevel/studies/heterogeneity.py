@@ -39,19 +39,17 @@ def warn_where_clients_differ(job: Job, name: str, clients: Sequence[str] = ()) 
     bias = float(local_inverse_bias(job.problem, data, job.x, job.y))
     if not bias > _TOLERATED_BIAS:  # NaN, from a lower level without an inverse, is not
         return
-    entries = [algorithms.find(other) for other in algorithms.names()]
     shared = AbstractAlgorithm.answers
     unbiased = [
         entry.name
-        for entry in entries
+        for entry in map(algorithms.find, algorithms.names())
         if entry.answers == shared and not entry.kind.inverts_locally
     ]
     warnings.warn(
         f"{name} inverts each client's own Hessian, but the data of "
         f"{_listed(clients)} differ: near the start the averaged hypergradient is "
         f"{bias:.0%} off the true one, so the limit will be off, too. Compare with one "
-        f"that has no such bias: "
-        f"{', '.join(unbiased)}.",
+        f"that has no such bias: {', '.join(unbiased)}.",
         HeterogeneityWarning,
         stacklevel=3,
     )

@@ -1,9 +1,9 @@
-"""A comparison for people: as a frame, a LaTeX table, a figure, and a page.
+"""What a comparison found, and its views: a frame, a LaTeX table, a figure, a page.
 
 The drawing and the tables are those of `fedbilevel compare`; they need extras.
 """
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,41 @@ import numpy as np
 
 from fedbilevel._files import write_atomically
 from fedbilevel._folders import check_file
-from fedbilevel.errors import needed
+from fedbilevel.errors import CheckpointError, DivergedError, needed
 from fedbilevel.result import Result, as_html, short
-from fedbilevel.saved import Saved
+from fedbilevel.saved import Saved, read_saved
 from fedbilevel.standings import cost_said, default_target, ranking, tuning_said
+from fedbilevel.studies.budgets import TRIALS
+from fedbilevel.studies.tuning import Tuned
 
 _EXTRA = "tables, figures and pages need more packages: install fedbilevel[report]."
 
 
-class Presented:
-    """Views of results by name, one for each seed."""
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Results of several algorithms, by name.
+
+    `results` has one per seed for each algorithm, `diverged` where others failed, and
+    `tuned` what came of tuning. A lower `headline` is better. With `equal` "samples",
+    "bytes" or "seconds" algorithms are ranked at what all of them took.
+    """
 
     headline: str
-    results: dict[str, list[Result]]
-    diverged: Any
-    equal: str
+    results: dict[str, list[Result]] = field(default_factory=dict)
+    diverged: dict[str, DivergedError] = field(default_factory=dict)
+    tuned: dict[str, Tuned] = field(default_factory=dict)
+    equal: str = TRIALS
+
+    @staticmethod
+    def load(folder: Path | str) -> "Comparison":
+        """Read a finished comparison from its folder; what was tuned stays there."""
+        saved = read_saved(folder)
+        if not saved.compared or saved.unfinished:
+            why = saved.unfinished or "It is one run, which `Result.load` reads."
+            raise CheckpointError(f"{folder} holds no finished comparison. {why}")
+        failed = {name: DivergedError(text) for name, text in saved.diverged.items()}
+        results = {name: list(many) for name, many in saved.results.items()}
+        return Comparison(saved.headline, results, failed, equal=saved.equal)
 
     def __repr__(self) -> str:
         """Rank what was compared, best first."""
@@ -98,7 +118,6 @@ class Presented:
 
     def _saved(self, target: float | None) -> Saved:
         """Return what a folder of the same results would hold."""
-        results: Mapping[str, Sequence[Result]] = self.results
         failed = {name: str(error) for name, error in self.diverged.items()}
         about = {"target": target, "equal": self.equal, "diverged": failed}
-        return Saved("comparison", results, self.headline, compared=True, **about)
+        return Saved("comparison", self.results, self.headline, compared=True, **about)

@@ -23,7 +23,7 @@ from fedbilevel.errors import InvalidInputError
 from fedbilevel.problem import ClientData, Problem
 from fedbilevel.result import Result
 from fedbilevel.runtime import Sampling
-from fedbilevel.studies.calibration import (
+from fedbilevel.studies.planning import (
     SettingOf,
     metric_curves,
     run_plan,
@@ -117,8 +117,7 @@ def speedup(
     takes: the `calibration` that `calibrate` measured, `clients`, `iterations`, and by
     choice `seeds`, `period_factor`, `target` and `watch`.
     """
-    about = (metrics, headline, sampling)
-    setting_of = setting_by_clients(problem, data, start, *about)
+    setting_of = setting_by_clients(problem, data, start, metrics, headline, sampling)
     return measure_speedup(setting_of, algorithm, **more)
 
 
@@ -138,8 +137,7 @@ def complexity(
     `more` is what `measure_complexity` takes: the `calibration`, `clients`, `targets`,
     and by choice `seeds` and `watch`.
     """
-    about = (metrics, headline, sampling)
-    setting_of = setting_by_clients(problem, data, start, *about)
+    setting_of = setting_by_clients(problem, data, start, metrics, headline, sampling)
     return measure_complexity(setting_of, algorithm, **more)
 
 
@@ -211,8 +209,8 @@ def measure_complexity(
         one, p = until(metric_curves(setting, results), target, plan), plan.local_steps
         found.append(one)
         rounds.append(Measured(one.value / p, one.resampled / p))
-        point = _point(plan, setting, results, found[-1])
-        points.append({**point, "target": target, "rounds": rounds[-1].value})
+        about = {"target": target, "rounds": rounds[-1].value}
+        points.append({**_point(plan, setting, results, one), **about})
     claims = claims_of(kind).exponents
     key = {"clients": "K", "target": "e"}[axis]
     floor = calibration.floor if axis == "target" else 0.0

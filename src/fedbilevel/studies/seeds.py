@@ -24,13 +24,8 @@ from fedbilevel.runtime import (
 from fedbilevel.runtime.contract import Span
 from fedbilevel.runtime.driver import NEVER, first_span
 from fedbilevel.runtime.sweeping import single_outcomes
+from fedbilevel.studies import single
 from fedbilevel.studies.setting import Keeping, Setting
-from fedbilevel.studies.single import (
-    executed,
-    measured_every,
-    result_of,
-    warn_of_events,
-)
 
 
 def sweep(
@@ -72,7 +67,7 @@ def sweep(
         watch=watch,
         config={},
     )
-    warn_of_events([one for one in found if isinstance(one, Result)])
+    single.warn_of_events([one for one in found if isinstance(one, Result)])
     return found
 
 
@@ -95,7 +90,7 @@ def swept(
     """
     algorithms = [steadied(one) for one in algorithms]
     runtime = runtime or SweepRuntime(job, algorithms=algorithms, seeds=seeds)
-    ran = executed(runtime, rounds, stopping=stopping, **driving)
+    ran = single.executed(runtime, rounds, stopping=stopping, **driving)
     every = ran.recorded["measure_every"]
     found = single_outcomes(runtime, ran.outcome, stopping, rounds, every)
     many = algorithms or [job.algorithm] * len(seeds)
@@ -105,7 +100,7 @@ def swept(
             own = replace(job, algorithm=algorithm, key=jr.key(seed))
             alone, settings = ran._replace(outcome=one), {**config, "seed": seed}
             try:
-                one = result_of(own, alone, task, settings)
+                one = single.result_of(own, alone, task, settings)
             except DivergedError as error:
                 one = error
         results.append(one)
@@ -122,7 +117,7 @@ def compile_seeds(
 ) -> tuple[SweepRuntime, Span]:
     """Compile the program that `run_seeds` will run; return it with its first round."""
     runtime = SweepRuntime(job, seeds=seeds)
-    every = measured_every(Ledger(job), measure_every, stopping)
+    every = single.measured_every(Ledger(job), measure_every, stopping)
     first = first_span(runtime, rounds, every, stopping)
     runtime.prepare(first)
     return runtime, first

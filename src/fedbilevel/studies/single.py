@@ -278,19 +278,20 @@ def result_of(
             **outcome.columns,
             **{name: column[measured] for name, column in costs.items()},
         },
-        point=_named(point),
+        point=named_point(point.x, point.y),
         final=_final(outcome, best),
         counts={**ledger.summary(job.key, rounds), **spent},
         seconds=outcome.seconds,
         ended=outcome.ended,
         events=algorithm.events(outcome.state.server) + _event(outcome, best),
         levels=job.problem.whole(*jax.device_put((point.x, point.y))),
-        last={} if best is None else _named(last),
+        last={} if best is None else named_point(last.x, last.y),
     )
 
 
-def _named(point: Any) -> dict[str, Any]:
-    return {**named_leaves("x", point.x), **named_leaves("y", point.y)}
+def named_point(x: PyTree, y: PyTree) -> dict[str, np.ndarray]:
+    """Return the leaves of both levels by their names."""
+    return {**named_leaves("x", x), **named_leaves("y", y)}
 
 
 def _best(job: Job, outcome: Outcome) -> Any:

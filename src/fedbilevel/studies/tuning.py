@@ -78,13 +78,8 @@ class Tuned:
 
     def spent(self) -> dict[str, Any]:
         """Return how much tuning there was, as plain data."""
-        return {
-            "trials": len(self.trials),
-            "seeds": len(self.seeds),
-            "cost": self.cost,
-            "unit": self.unit,
-            "budget": self.budget,
-        }
+        counts = {"trials": len(self.trials), "seeds": len(self.seeds)}
+        return {**counts, "cost": self.cost, "unit": self.unit, "budget": self.budget}
 
 
 def tuning_seeds(seeds: Sequence[int], count: int) -> list[int]:

@@ -465,7 +465,7 @@ def test_a_timed_run_is_warm_and_alone(monkeypatch, tmp_path):
 
     noted("compile", comparison_module, "compile_seeds")
     noted("round", SweepRuntime, "advance")
-    noted("timed", seeds_module, "executed")
+    noted("timed", seeds_module.single, "executed")
     many = {str(p): FedBiO(0.01, 0.02, 0.01, local_steps=p) for p in order}
     start = (np.ones(DX), np.ones(DY))
     found = fedbilevel.compare(

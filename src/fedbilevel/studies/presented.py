@@ -1,4 +1,4 @@
-"""What a comparison found, and its views: a frame, a LaTeX table, a figure, a page.
+"""The findings of a comparison: a frame, a LaTeX table, a figure, a page.
 
 The drawing and the tables are those of `fedbilevel compare`; they need extras.
 """

@@ -164,7 +164,7 @@ class Layout(eqx.Module):
             weights = data.weights.at[self.clients :].set(0)
             data = eqx.tree_at(lambda one: one.weights, data, weights)
         placed = self.place(data, self.data_spec(data))
-        rest = replace(job, data=None)
+        rest = eqx.tree_at(lambda one: one.data, job, None)
         specs = _all(eqx.filter(rest, eqx.is_array), PartitionSpec())
         if self.model_devices > 1:
             own = self.frozen_specs(job.problem.frozen)

@@ -95,7 +95,7 @@ def attending(job: Job, stage: int, index: Array) -> Bool[Array, " clients"]:
 
 def _on_devices(function: Any, fixed: Any, varying: Any, state: State, span: Any):
     layout, job = fixed
-    data, rest = job.data, replace(job, data=None)
+    data, rest = job.data, eqx.tree_at(lambda one: one.data, job, None)
     arrays, static = eqx.partition((rest, varying, span), eqx.is_array)
 
     def body(arrays: Any, data: Any, state: State):

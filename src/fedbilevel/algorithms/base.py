@@ -153,8 +153,8 @@ class Phase(eqx.Module):
     everyone: bool = eqx.field(static=True, default=False)
     every: int = eqx.field(static=True, default=1)
 
-    def message(self, server: PyTree, turn: ServerTurn) -> PyTree:
-        """Return what the server says."""
+    def message(self, server: PyTree, turn: ServerTurn | None) -> PyTree:
+        """Return what the server says; of no turn where the message sees none."""
         if isinstance(self.down, SeesTurn):
             return self.down.function(server, turn)
         return self.down(server)

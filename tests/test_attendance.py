@@ -80,6 +80,7 @@ def within_binomial_bounds(seen, asked, chances):
     return (np.abs(seen - asked * chances) <= 4 * spread + 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participants", [CLIENTS, 3])
 def test_clients_reply_as_often_as_their_chances_say(participants):
     data = quadratic_data(CLIENTS)
@@ -92,6 +93,7 @@ def test_clients_reply_as_often_as_their_chances_say(participants):
     assert not within_binomial_bounds(told["came"], told["asked"], SHARES[::-1])
 
 
+@pytest.mark.slow
 def test_somebody_always_replies_and_draws_repeat_by_seed():
     rare = np.full(CLIENTS, 0.01, np.float32)
     found = []
@@ -133,6 +135,7 @@ def test_replies_are_counted_by_one_program_and_once_per_seed(monkeypatch):
     assert (found[0]["bytes"] != found[1]["bytes"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [BSGVRM, CONTROLS])
 def test_all_chances_one_are_full_participation(algorithm):
     plain = quadratic_job(algorithm, quadratic_data(CLIENTS))
@@ -166,6 +169,7 @@ def test_the_simulator_is_the_reference(algorithm, participants, monkeypatch, tm
         assert_equal(stored.state, slow.state, 1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_a_record_that_is_replayed():
     job = with_chances(quadratic_job(BSGVRM, quadratic_data(CLIENTS)))
     everybody, chances = jnp.arange(CLIENTS), jnp.asarray(SHARES)

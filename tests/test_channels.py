@@ -427,6 +427,7 @@ def test_the_default_channel_changes_nothing():
     assert count(default, 3) == count(explicit, 3)
 
 
+@pytest.mark.slow
 def test_traffic_is_what_is_coded():
     x, y = jnp.zeros(40, jnp.float32), jnp.zeros((30, 2), jnp.float32)
     nest = case_of("fednest").algorithm
@@ -506,6 +507,7 @@ def test_noise_out_of_all_proportion_has_an_epsilon():
         assert found == direct_epsilon((2.0, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiplier, times", [(1.5, 50), (20.0, 10), (5.0, 1)])
 def test_epsilon_is_at_most_that_of_both_accountants(multiplier, times):
     found = epsilon(multiplier, 1, times, 4, 4, DELTA)
@@ -548,6 +550,7 @@ def run_noisy(channel):
     return run(ROWWISE, quadratic_data(3), start, MOMENTUM, rounds=2, channel=channel)
 
 
+@pytest.mark.slow
 def test_a_result_tells_what_was_spent():
     result = run_noisy(Channel((Privacy(1.0, 2.0, delta=DELTA),), SecureMean()))
     # Two rounds, with y and its direction in each.

@@ -127,6 +127,7 @@ def run_beside(task: str, privacy: str, folder: Path) -> list[tuple]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", ["secure", "noise"])
 def test_what_is_in_the_clear_does_not_depend_on_rows(tmp_path, privacy):
     seen = run_beside("two-client", privacy, tmp_path)

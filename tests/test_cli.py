@@ -72,6 +72,7 @@ def two_client(call, tmp_path_factory):
     return SimpleNamespace(done=done, folder=folder)
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_answer(two_client):
     assert two_client.done.returncode == 0, two_client.done.stderr
     assert len(two_client.done.stdout.splitlines()) == 1
@@ -207,6 +208,7 @@ def refused(call, tmp_path_factory):
     return SimpleNamespace(done=done, folder=folder)
 
 
+@pytest.mark.slow
 def test_more_participants_than_clients(refused):
     assert (refused.done.returncode, refused.done.stdout) == (2, "")
     told = "participants=5: choose between 1 and the 4 clients"
@@ -264,6 +266,7 @@ def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path):
     assert done.stderr.startswith("Error: ") and out.rpartition("/")[0] in done.stderr
 
 
+@pytest.mark.slow
 def test_a_tracker_is_refused_before_anything_and_spares_the_cores(call, tmp_path):
     (tmp_path / "file").write_text("in the way")
     place = tmp_path / "file" / "rounds.jsonl"

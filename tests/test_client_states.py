@@ -63,6 +63,7 @@ def test_states_on_a_disk_change_no_number(case, tmp_path):
     assert list((tmp_path / "states").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_round_holds_those_that_are_asked_in_it(tmp_path, monkeypatch):
     case = case_of("local-bsgvrm")
     job, read, written = job_for(case), [], []

@@ -146,6 +146,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(tmp_path):
                 np.testing.assert_array_equal(one.columns[column], values)
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_with_its_own_settings_only(tmp_path):
     folder = tmp_path / "comparison"
     plan = replace(SMALL, options={"data": "breast_cancer"})
@@ -329,6 +330,7 @@ def test_the_bias_of_local_inverses_is_its_formula(weights):
     assert float(local_inverse_bias(ROWWISE, alike, *start)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "task", "warned"),
     [

@@ -166,6 +166,7 @@ class Roll(AbstractToy):
         return (Phase("roll", with_turn(down), local, with_turn(up), gathers=True),)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("participants", [PARTICIPANTS, CLIENTS])
 def test_messages_differ_and_replies_are_gathered(runtime, participants):

@@ -76,6 +76,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_run_without_the_token_is_refused_and_not_begun(guarded, stranger):

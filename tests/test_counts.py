@@ -78,6 +78,7 @@ def make_job(
     return Job.of(built, problem, data, x, y, sampling=drawing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [LocalBSGM, LocalBSGVRM])
 @pytest.mark.parametrize("dtype, width", [(jnp.float32, 4), (jnp.float64, 8)])
 def test_traffic_is_two_points_and_two_directions_each_way(algorithm, dtype, width):

@@ -42,6 +42,7 @@ def end_of(job, rounds):
     return execute(SimulatorRuntime(job), rounds, measure_every=rounds).state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "limit"),
     [
@@ -96,6 +97,7 @@ ONE_STEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedbio", *(pytest.param(one, marks=SLOW) for one in [*ONE_STEP][1:])]
 )
@@ -160,6 +162,7 @@ def assert_same(left, right):
 LETTERS: dict[str, Any] = {"local_steps": 2, "drift": "controls"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -186,6 +189,7 @@ def test_the_server_has_the_mean_of_all_controls(algorithm):
         assert np.abs(own - mean).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_private_block_is_not_corrected():
     """Of a block that never leaves its client, the mean over clients is its own."""
     bare = quadratic_job(FedBiO(0.1, 0.2, 0.15, **LETTERS), quadratic_data(4))

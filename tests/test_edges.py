@@ -125,6 +125,7 @@ def test_cohorts_are_kept_apart_where_that_is_asked_for():
     assert len(apart.sums) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["holds", "concludes"])
 def test_a_hello_whose_flags_are_none_is_not_taken(flag):
     job, told = quadratic_job(BSGM, quadratic_data(3)), []

@@ -295,6 +295,7 @@ def test_of_several_failing_clients_both_runtimes_name_the_same(runtime):
         run(data_with(9, 0.6, 0.6, 0.6), runtime=runtime, sampling=cohort, seed=3)
 
 
+@pytest.mark.slow
 def test_a_loss_that_raises_during_a_round():
     armed = []
 
@@ -353,6 +354,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

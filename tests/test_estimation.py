@@ -64,6 +64,7 @@ LOWER = [mean_of(rows_of(DATA, "lower", k)) for k in range(CLIENTS)]
 UPPER_NORM = 1.0
 
 
+@pytest.mark.slow
 def test_curvatures_are_those_of_each_client_over_all_rows():
     found = on_quadratics()
     mu = min(np.linalg.eigvalsh(one["A"])[0] for one in LOWER)
@@ -292,6 +293,7 @@ def test_hessians_that_change_are_followed_in_their_steepest_direction():
     np.testing.assert_allclose(found["L21"].value, CROSS, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_l1_knows_the_upper_loss_and_curvature_below_zero():
     np.testing.assert_allclose(on_smooth()["L1"].value, 10, rtol=1e-12)
 

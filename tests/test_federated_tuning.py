@@ -154,6 +154,7 @@ def test_trials_under_noise_are_refused_on_both_sides(tmp_path):
         site_of(noisy, 0)
 
 
+@pytest.mark.slow
 def test_what_diverges_at_sites_counts_as_the_worst(tmp_path):
     wild = replace(SMALL, options={"lower_step": "1e300,0.1"})
     told = tuned(Loopback(sites_of(wild)), wild, tmp_path)

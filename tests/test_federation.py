@@ -126,6 +126,7 @@ def test_a_cohort_over_packets_makes_the_numbers_of_the_simulator(name):
     assert present == counts and len(present) == costs["exchanges"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedbio", "local-bsgvrm", "fednest", "fedmbo", "newton-bfgs", "fed-f2sa"]
 )
@@ -295,6 +296,7 @@ def repacked(packet, change):
     return pack(header, leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "change"),
     [

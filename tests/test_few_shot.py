@@ -334,6 +334,7 @@ def test_what_new_waves_begin_with_is_left_and_exported(lower, tmp_path):
     assert done.exit_code == 2 and "Export it as npz" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_new_characters_begin_with_takes_images(tmp_path, monkeypatch):
     monkeypatch.setattr(_domains, "_CHANNELS", (4,))
     folder = draw_alphabets(tmp_path / "images")

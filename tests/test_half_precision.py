@@ -101,6 +101,7 @@ FEDERATED = {
 LONG = ("both", "private", "cohort", "apart")  # to compile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -77,6 +77,7 @@ def three():
     return job, execute(server_of(job, loopback(job)), 2).state.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 1e39, float(2**1000)])
 def test_a_node_does_not_choose_what_it_counts(three, weight):
     job, honest = three
@@ -433,6 +434,7 @@ def outside(place):
     return lambda packet: with_leaves(packet, change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compress", "change", "reason"),
     some_of(
@@ -458,6 +460,7 @@ def test_a_code_that_nobody_could_have_sent_is_its_senders_fault(
     assert (deployed.state.attendance == [[1, 1, ABSENT, 1]]).all()
 
 
+@pytest.mark.slow
 def test_of_two_replies_nobody_can_say_which_is_wrong(three):
     """One of two does not move at all: beside it the other seems to move endlessly."""
     job, told, named = quadratic_job(BSGM, quadratic_data(2)), [], []

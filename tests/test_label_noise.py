@@ -91,6 +91,7 @@ def test_the_cleaned_model_is_kept_where_labels_are_wrong_and_the_other_where_no
     assert not plain.is_cleaned
 
 
+@pytest.mark.slow
 def test_a_run_that_gave_a_class_up_does_not_decide():
     rows, true, _ = table(0.06, rare=0.08, rows=1500)
     collapsed = np.tile([0.999, 0.001], (len(true), 1))
@@ -108,6 +109,7 @@ def test_trusted_labels_are_right_and_judge():
     assert found.is_cleaned
 
 
+@pytest.mark.slow
 def test_a_class_of_one_row_is_never_predicted_from_folds_without_it():
     rows, _, _ = table(0.1)
     label = np.where(np.arange(len(rows.label)) == 7, 2, rows.label)

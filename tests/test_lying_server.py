@@ -424,6 +424,7 @@ def no_signature(header, info):
     return {**info, "signatures": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     [
@@ -469,6 +470,7 @@ def test_without_keys_of_the_others_a_server_that_lies_opens_a_reply():
     np.testing.assert_array_equal(left, plain(0, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 13])
 def test_sites_that_know_each_other_make_the_mean(lost):
     def script(node, packet, net):
@@ -665,6 +667,7 @@ def test_a_stall_ends_and_the_suspects_are_named():
     json.dumps(entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["seed", "silent", "checks", "key"])
 def test_a_node_that_spoils_sums_is_named_and_left_out_of_the_next(what):
     """Client 3 drops out; client 2 gives nothing, or something wrong, for its masks."""

@@ -82,6 +82,7 @@ def plan_of(job):
     return runtime.memory(first_span(runtime, 5)), runtime
 
 
+@pytest.mark.slow
 def test_intermediate_values_do_not_grow_with_clients():
     few, runtime = plan_of(job_of(4, rows_at_once=2))
     many, _ = plan_of(job_of(16, rows_at_once=2))

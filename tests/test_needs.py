@@ -31,6 +31,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_needs_are_those_of_the_paper(name):
     assert set(traits_of(name)) == EXPECTED[name]

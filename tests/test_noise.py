@@ -244,6 +244,7 @@ def keys_seen(run):
     return sorted(Spy.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "blocks"),
     some_of([("momentum-local-sgd", 2), ("lfednest", 1 + 1 + 1)], 1),

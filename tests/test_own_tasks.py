@@ -87,6 +87,7 @@ def command(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_task_and_an_algorithm_of_files(home, tmp_path, monkeypatch):
     monkeypatch.chdir(home)  # the command is told relative paths
     out = tmp_path / "run"
@@ -362,6 +363,7 @@ def test_federate_starts_real_nodes_for_a_file(home, tmp_path):
     assert summary["task"] == "own_task.py:make" and summary["counts"]["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_comparison_with_a_method_of_a_file_is_repeated_by_its_file(home, tmp_path):
     plan = Experiment("quadratic", clients=2, rounds=1, local_steps=1)
     given = {"folder": tmp_path / "compared", "resume": False}

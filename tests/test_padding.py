@@ -96,6 +96,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some_of(METHODS, 1))
 def test_padding_changes_no_run(kind, exact):
     method, batch, pools = METHODS[kind]

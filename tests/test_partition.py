@@ -314,6 +314,7 @@ def test_the_table_sums_up_many_classes():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (100, 10), (250, 30)])
 def test_the_picture_has_room_for_every_client(clients, classes):
     counts = np.ones((clients, classes), int)

@@ -203,6 +203,7 @@ def peak_of(function) -> tuple[Any, int]:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_no_side_holds_a_packet_twice():
     """Beside the leaves there is the packet, and a few pieces of it."""
     leaf = np.arange(16 << 20, dtype=np.float32)  # 64 MiB, 16 pieces
@@ -231,6 +232,7 @@ def test_no_side_holds_a_packet_twice():
     assert taken < few + length // 4 and np.array_equal(found, leaf)  # flags: finite?
 
 
+@pytest.mark.slow
 def test_a_site_lets_go_of_what_nobody_waits_for(monkeypatch):
     """While it works it does not have its last reply any more."""
     algorithm = case_of("momentum-local-sgd").algorithm

@@ -76,6 +76,7 @@ def by_hand(arrays: dict[str, np.ndarray], rows: list[list[Any]]) -> np.ndarray:
     return np.asarray(found)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_exported_arrays(folder, tmp_path):
     rows = people(9)
     # Other columns, in another order, and no label.

@@ -69,6 +69,7 @@ def refuses(job, folder, limits=FEW, reply="a", blocks=1):
     return ""
 
 
+@pytest.mark.slow
 def test_replies_are_priced_at_the_noise_that_they_had(tmp_path):
     """40 replies at noise 1 are an epsilon of more than 100, whatever comes then."""
     federation(job_with(QUIET), 40, folder=tmp_path)
@@ -123,6 +124,7 @@ def test_a_measurement_alone_is_an_infinite_epsilon(kind, tmp_path):
     assert reply_of(job_with(LOUD), tmp_path / "0") == "privacy"
 
 
+@pytest.mark.slow
 def test_two_federations_compose_at_their_own_noise(tmp_path):
     """2 blocks with the share of one, and in masked sums of 2, at noise 20 and 30."""
     other = MASKED | LOUD
@@ -428,6 +430,7 @@ def test_a_request_that_was_refused_is_charged_once(tmp_path, monkeypatch):
     assert site.ledger.spent.exchanges == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds_nan", [False, True], ids=["finite", "not finite"])
 def test_replies_are_counted_alike_whether_or_not_they_are_finite(holds_nan, tmp_path):
     """Two federations ask in turn for the same, and get other noise each time."""

@@ -56,6 +56,7 @@ def own_solution(data):
     return np.linalg.solve(matrix, side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -107,6 +108,7 @@ def test_a_shared_lower_level_has_another_optimum(algorithm):
     assert np.abs(own_solution(data) - shared).max() > 0.1
 
 
+@pytest.mark.slow
 @structures_first(lambda case: is_any(case.algorithm.private_blocks()))
 def test_what_is_private_is_in_no_message(case):
     job = quadratic_job(case.algorithm, data_for(case, 3))

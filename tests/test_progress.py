@@ -61,6 +61,7 @@ def test_stages_have_words_of_their_own_and_rounds_a_curve():
         assert fields(watch)["curve"] == ""
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_does_before_its_first_round(monkeypatch):
     monkeypatch.setattr(compilation, "_programs", OrderedDict())
     told: list[Any] = []

@@ -71,6 +71,7 @@ def test_a_longer_run_extends_a_finished_one_bit_for_bit(finished, tmp_path):
     assert Experiment.load(longer).rounds == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "told"),
     [

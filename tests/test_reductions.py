@@ -90,6 +90,7 @@ def test_one_client_ignores_the_period_uncompiled(kind):
     assert_identical(*ends)
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, upper=small, lower=small)
 def test_weights_of_one_make_the_two_algorithms_one(seed, upper, lower):

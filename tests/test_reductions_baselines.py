@@ -308,6 +308,7 @@ def test_period_one_over_all_rows_is_as_good_as_pooled(data_seed, upper, lower, 
     assert_close(*ends)
 
 
+@pytest.mark.slow
 def test_levels_may_have_numbers_of_steps_of_their_own():
     """One part of x beside three of y is one step along the anchored hypergradient."""
     letters = {"alpha": 0.2, "beta": 0.3, "ell": 9.0, "terms": 2, "inner_rounds": 1}

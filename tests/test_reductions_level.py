@@ -51,6 +51,7 @@ def both(left: AbstractAlgorithm, right: AbstractAlgorithm, seed: int, **data: A
     return (end_of(bent_job(one, clients, seed=seed)) for one in (left, right))
 
 
+@pytest.mark.slow
 @few
 @given(seed=seeds, lr=small)
 def test_fedprox_that_is_not_held_back_is_fedavg(seed, lr):

@@ -148,6 +148,7 @@ def test_a_folder_without_a_finished_run_does_not_load(tmp_path):
         Result.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_a_checkpoint_and_no_result(tmp_path):
     def stop(done, total, newest):
         raise KeyboardInterrupt

@@ -79,6 +79,7 @@ def forward(point: dict[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
     return hidden @ point["y.layers.1.weight"].T + point["y.layers.1.bias"]
 
 
+@pytest.mark.slow
 def test_a_model_with_functions_in_it_is_a_start(found):
     """Its activation is no number, and must be there where losses see the model."""
     batches = [rows(0), rows(1)]
@@ -154,6 +155,7 @@ def test_metrics_may_see_the_server():
     assert found.columns["x"][-1] == found.x
 
 
+@pytest.mark.slow
 def test_metrics_may_see_the_measured_curvature():
     def metrics(x, y, server):
         return {"curvature": server.curvature}
@@ -177,6 +179,7 @@ def test_metrics_may_see_the_measured_curvature():
     assert not plain.columns["measured"].any()
 
 
+@pytest.mark.slow
 def test_the_guide_writes_the_residual_as_a_metric():
     guide = Path(__file__).parents[1] / "docs" / "own-tasks.md"
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), flags=re.DOTALL)
@@ -201,6 +204,7 @@ def test_the_guide_writes_the_residual_as_a_metric():
     np.testing.assert_allclose(found.columns["residual"], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_result_is_named_after_the_preset_also_inside_of_wrappers():
     more = {"rounds": 1, "runtime": fb.ReferenceRuntime, "sampling": fb.Sampling(None)}
     steps = {"lr_x": 0.1, "lr_y": 0.1, "lr_z": 0.1, "local_steps": 1}
@@ -263,6 +267,7 @@ def test_a_plot_shows_the_columns(found):
         pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_every_measured_round_is_told_once_in_order():
     events: list[Any] = []
     result = run(rounds=40, measure_every=3, on_round=events.append)

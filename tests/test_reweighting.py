@@ -146,6 +146,7 @@ def test_texts_of_files_may_be_longer_than_generated_ones(texts):
     assert int(task.data.lower_sizes.sum()) == 5
 
 
+@pytest.mark.slow
 def test_every_source_counts_by_its_weight_and_every_token_alike(texts):
     task = reweighting.make(data=str(texts), length=8, penalty=0.5, **SMALL)
     assert task.names == ("north", "south")

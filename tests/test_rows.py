@@ -60,6 +60,7 @@ def test_simulator_is_reference_for_cohorts(case):
     assert case.algorithm.point(fast.state.server).x.dtype == "float64"
 
 
+@pytest.mark.slow
 @structures_first()
 def test_counts_are_the_calls_of_a_real_run(case):
     one = observed(case.name)
@@ -149,6 +150,7 @@ def test_another_step_size_does_not_compile_again(case):
     assert second.compile_seconds == 0
 
 
+@pytest.mark.slow
 @DEMANDING
 def test_measuring_less_often_measures_the_same(case):
     job = cohort_job(case)

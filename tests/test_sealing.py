@@ -117,6 +117,7 @@ def reason(answer: bytes, seal: Seal) -> str:
     return header.info["reason"]
 
 
+@pytest.mark.slow
 def test_signatures_change_no_number(keys):
     sites = {10 + k: site_of(JOB, k, holds=False) for k in range(2)}
     plain = execute(server_of(JOB, Loopback(sites)), 3)
@@ -294,6 +295,7 @@ def test_a_request_to_one_client_is_nothing_to_another(keys, tmp_path):
     assert done.state.attendance[:, 1].tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "jump"),
     [

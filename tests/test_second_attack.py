@@ -84,6 +84,7 @@ def other_rows(rows):
     return jax.tree.map(lambda leaf: leaf * 1e6 + 3, rows)
 
 
+@pytest.mark.slow
 def test_what_a_site_says_at_any_point_depends_on_no_row():
     """The text of a refusal, and whether there was one, told rows to nine digits."""
     heard = []
@@ -198,6 +199,7 @@ def test_every_refusal_is_a_name_of_the_list(tmp_path):
             assert (header.info or {})["reason"] in REASONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, COUNT])
 def test_replies_that_are_not_finite_are_summed_and_the_run_says_so(many):
     """Under masks nobody sees whose they are; the sites' own terminals say it."""
@@ -324,6 +326,7 @@ def test_replies_of_all_rows_are_summed_over_cohorts_apart():
     assert kinds == ["exchange"] * 3 + ["agree"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [range(1, 4), range(9, 13)], ids=["first", "later"])
 def test_a_run_keeps_to_its_cohort_where_cohorts_are_apart(away):
     """Whoever was missing at first stays out; whoever goes away later is waited for."""
@@ -344,6 +347,7 @@ def test_a_run_keeps_to_its_cohort_where_cohorts_are_apart(away):
     assert any("keep the sites of their sums apart" in line for line in said)
 
 
+@pytest.mark.slow
 def test_another_server_goes_on_with_the_cohort_of_the_first(tmp_path):
     """A site that was away comes back, and the sites in the sums refuse it."""
     job, keep = of_all_rows(masked_job()), Checkpoints(tmp_path, every_rounds=1)
@@ -432,6 +436,7 @@ def test_one_node_does_not_keep_a_run_from_ending():
         execute(server_of(job, net), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("liars", [[3], [2, 3]], ids=["one", "two in turn"])
 def test_a_run_goes_on_without_a_node_that_it_does_not_need(liars):
     """krum:1 of six needs five replies, and one of the six is never a number."""

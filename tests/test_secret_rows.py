@@ -111,6 +111,7 @@ def test_points_nearby_are_asked_of_other_rows():
     assert np.median(near) > 1e-3
 
 
+@pytest.mark.slow
 def test_sums_of_secret_rows_are_those_of_all_rows_in_the_mean():
     job = job_of()
     liar = Liar(job)

@@ -133,6 +133,7 @@ def net_of(tables: list[str], settings: Experiment = SETTINGS, **more: str) -> L
     return Loopback(sites)
 
 
+@pytest.mark.slow
 def test_a_server_that_knows_the_preparation_leaves_a_model(prepared, tmp_path):
     tables, file = prepared
     net, made = net_of(tables, preparation=file), preparation_of(file)

@@ -176,6 +176,7 @@ def test_a_federation_is_concluded_once(tmp_path):
     assert willing(server.exchanges, "concludes") == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_server_goes_on_without_sites_that_do_not_measure():
     job, said = job_with(PLAIN), []
     limits = [SiteLimits(measure="none"), SiteLimits(), SiteLimits()]
@@ -200,6 +201,7 @@ def test_a_site_with_masks_measures_if_its_operator_says_so():
     assert np.isfinite(deployed.columns["upper_loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_target_that_nobody_measures_is_refused_before_the_run(tmp_path):
     experiment = replace(settings("quadratic"), aggregate="secure", target=1.0)
     sites = {k: build_site(experiment, k, trial=True) for k in range(2)}

@@ -106,6 +106,7 @@ def test_what_fails_during_a_run_names_the_site(table):
     assert "client 0: the reply" in str(found.diverged["pooled"])
 
 
+@pytest.mark.slow
 def test_a_node_says_its_own_number_and_the_name_that_it_knows(table, tmp_path: Path):
     tried = replace(experiment(table, "local-bsgvrm", theta="1e9"), clients=3)
     with pytest.raises(InvalidInputError, match=r"on client 2 \(West\) L1 is about"):

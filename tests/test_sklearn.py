@@ -225,6 +225,7 @@ def test_an_estimator_is_used_like_any_other():
     assert scores.min() > 0.9
 
 
+@pytest.mark.slow
 def test_columns_of_a_frame_keep_their_names():
     X, y, sites = blobs()
     made = FederatedRegularizer(**SMALL)
@@ -342,6 +343,7 @@ def test_the_contract_of_scikit_learn_is_kept():
     check_estimator(FederatedRegularizer(random_state=0), on_skip=None)
 
 
+@pytest.mark.slow
 def test_an_estimator_says_how_good_it_is():
     draw = np.random.default_rng(0)
     X = draw.normal(size=(400, 3))

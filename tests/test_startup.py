@@ -266,6 +266,7 @@ OPTIONS = {
 
 
 # At 80 columns every algorithm is listed in test_cli.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), some_of(OPTIONS, 8))
 def test_a_list_cuts_no_name(kind, name):
     done = CliRunner().invoke(app, ["list", kind, name], env=wide(40))

@@ -120,6 +120,7 @@ def last_of_patience(column, patience: int) -> int:
     raise AssertionError("patience was never lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "chunk", "every"),
     [
@@ -181,6 +182,7 @@ def test_equal_is_at_the_target_and_no_new_best():
     assert int(track.seen(rule, {"m": 2.0}, jnp.asarray(False)).reason) == RUNNING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", [SimulatorRuntime, ReferenceRuntime])
 def test_what_is_never_reached_ends_nothing(runtime):
     rounds = 2
@@ -372,6 +374,7 @@ def swept(**options: Any) -> list[Any]:
     return single_outcomes(runtime, outcome, stopping, ROUNDS, every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "chunk", "stopping"),
     some_of(
@@ -415,6 +418,7 @@ def test_a_rule_that_ends_at_once_is_refused(name):
         spending(name, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stopping", "measured"),
     [
@@ -435,6 +439,7 @@ def test_a_sweep_and_a_comparison_are_measured_like_runs(stopping, measured):
         assert result.columns["round"].tolist() == measured
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_is_resumed(tmp_path, monkeypatch):
     in_chunks(monkeypatch, 2)
     job = job_of()

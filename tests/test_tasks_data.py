@@ -287,6 +287,7 @@ def test_weights_are_compared_without_the_padding():
         cleaning.weight_auc(task, {"x": x[:2]})
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_client_are_its_own():
     task = make("cleaning", 3, rows=200)
     algorithm = FedBiO(100.0, 1.0, 1.0, local_steps=3)

@@ -115,6 +115,7 @@ def test_bounds_fall_with_clients_and_iterations(theorem):
     assert plans[0].dominating == dominating(plans[0].terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theorem", [1, 2, 3])
 def test_a_plan_for_a_target_keeps_its_word(theorem):
     inputs = Inputs(1.0, 1.0, 0.1, 0.1, 0.5, 0.1)

@@ -217,6 +217,7 @@ def total(adapters, base):
     return jnp.sum(token_losses(base, adapters, TOKENS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "passes", [Passes("blocks"), Passes("cheap", True), Passes("blocks", unrolled=True)]
 )

@@ -109,6 +109,7 @@ def test_a_trial_is_a_run_on_the_other_rows_judged_on_those_held_out():
     }
 
 
+@pytest.mark.slow
 def test_metrics_which_may_know_test_rows_are_not_computed():
     def tested(x, y):
         raise AssertionError("tuning looks at test rows")
@@ -229,6 +230,7 @@ def test_a_budget_of_seconds_pays_for_what_a_forecast_says(tmp_path, monkeypatch
             trials_of(True)
 
 
+@pytest.mark.slow
 def test_seconds_are_forecast_from_rounds_that_are_compiled():
     setting = Setting(PROBLEM, DATA, START, sampling=fb.Sampling(2))
     job = setting.job(MAKE(lr_x=0.1, lr_y=0.1))

@@ -130,6 +130,7 @@ def test_a_folder_of_before_has_the_weights_of_its_task(own, tmp_path):
         require_extension(own, folder)
 
 
+@pytest.mark.slow
 def test_words_on_the_command_line_are_read_and_mistyped_ones_refused():
     words = "run quadratic --clients 2 --rounds 1 --weights".split()
     assert CliRunner().invoke(app, [*words, "equal"]).exit_code == 0

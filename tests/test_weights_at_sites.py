@@ -118,6 +118,7 @@ def test_a_site_whose_rows_were_not_counted_refuses_and_keeps_its_number(folder)
         build_site(at_site(folder, "North"), 1)
 
 
+@pytest.mark.slow
 def test_a_server_with_other_counts_is_refused(folder):
     made, told = read_preparation(str(folder / "preparation.json")), []
     other = replace(made, sites=(1200, 90, 3000))

@@ -91,6 +91,7 @@ def test_a_preset_is_its_chain():
     assert eqx.tree_equal(preset, replace(chain, named="FedBiOControls"))
 
 
+@pytest.mark.slow
 def test_wrappers_of_local_steps_nest_in_any_order():
     first = ball(controls(alternating(FedBiO(**LR))), 0.5)
     second = alternating(controls(ball(FedBiO(**LR), 0.5)))
@@ -130,6 +131,7 @@ def test_a_wrapper_hides_nothing_that_a_method_says_of_itself(name):
     )
 
 
+@pytest.mark.slow
 def test_the_average_of_x_is_reported_and_the_run_continues_from_x():
     """One line: FedBiO with Polyak averaging and server momentum."""
     momentum = ServerOptimizer(FedBiO(**LR), optax.sgd(1.0, 0.9))
@@ -155,6 +157,7 @@ SETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 @settings(max_examples=40)
 @given(v=vectors, other=vectors)
@@ -168,6 +171,7 @@ def test_a_projection_is_the_nearest_point(name, v, other):
     np.testing.assert_allclose(onto(jnp.asarray(nearest)), nearest, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_round_ends_inside_of_the_sets():
     free = points_of(FedBiO(**LR))[-1].point
     assert float(jnp.max(jnp.abs(free.x))) > 0.05
@@ -182,6 +186,7 @@ def test_every_round_ends_inside_of_the_sets():
         assert float(jnp.sum(state.point.x)) <= -0.1 + 1e-12
 
 
+@pytest.mark.slow
 def test_unequal_steps_are_those_of_each_client():
     plain = FedBiO(**LR)
     p, data = plain.local_steps, quadratic_data(5)
@@ -200,6 +205,7 @@ def test_unequal_steps_are_those_of_each_client():
         controls(unequal_steps(plain, 1))
 
 
+@pytest.mark.slow
 def test_steady_steps_go_around_any_chain():
     chain = steady(controls(ball(FedBiO(**LR), 0.5)), safeguard=True)
     plain = controls(ball(FedBiO(**LR), 0.5))

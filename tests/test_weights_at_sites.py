@@ -200,7 +200,7 @@ def test_the_deployed_model_is_that_of_pooled_rows(folder, aggregate, monkeypatc
     )
     each = strengths(result.x)
     lower: Any = sites[0].work.job.problem.lower
-    width = np.sqrt(each[list(lower.model.columns)])
+    width = np.sqrt(each[list(lower.__self__.columns)])
     pooled = LogisticRegression(C=1 / len(a), tol=1e-12, max_iter=10_000)
     pooled.fit(a[:, :-1] / width, label)
     last = np.asarray(result.y)[-1, 0]
